@@ -1,0 +1,428 @@
+"""CaptionBertModel: token states [B, T, D] and unit-length sentence vectors [B, E] from token ids.
+
+    h = LayerNorm(token embedding (+ learned position))
+    h = h + Attention(LayerNorm(h));  h = h + FeedForward(LayerNorm(h))      for each layer (pre-norm)
+    token states = LayerNorm(h);  vector = normalise(W2 gelu(W1 pool(token states)))
+
+Pooling, projection and normalisation run in fp32 and return fp32 at any weight dtype. Nothing is written to the module
+in forward, and no buffer exists: angles come from the config at each call. This is a remote file.
+
+Shapes: B captions, T tokens, D hidden, H heads, C head size, P = C/2 planes, E embedding, S tokens laid end to end.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+
+from .configuration_captionbert import CaptionBertConfig
+from .encoding_captionbert import encode
+from .rotary_captionbert import rotary_tables, rotate
+
+# What attends to what: takes query, key, value [B, H, T, C] and gives the context [B, T, H, C] and the weights, if any.
+Tables = tuple[torch.Tensor, torch.Tensor]
+Attend = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
+
+
+def eager_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Plain attention that can show its weights: context [B, T, H, C] and probabilities [B, H, T, T].
+
+    The mask is boolean (True = visible) and is filled in once, so that no sum of two minima can become -inf.
+    """
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling  # [B, H, T, T]
+    if attention_mask is not None:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+def _visible_mask(implementation: str, visible: torch.Tensor | None) -> Any:
+    """The key mask in the form that an attention implementation reads; None where every token is visible."""
+    if visible is None:
+        return None
+    if "flash" in implementation:
+        return visible  # [B, T]
+    if implementation == "flex_attention":
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        rows, length = visible.shape
+        return create_block_mask(lambda b, h, q, k: visible[b, k], rows, None, length, length, str(visible.device))
+    return visible[:, None, None, :]  # [B, 1, 1, T]: broadcast over heads and queries, no length-squared buffer
+
+
+def _attend_padded(implementation: str, visible: torch.Tensor | None) -> Attend:
+    """Attention over a padded batch through the library's attention interface."""
+    mask = _visible_mask(implementation, visible)
+    function = eager_attention if implementation == "eager" else ALL_ATTENTION_FUNCTIONS[implementation]
+
+    def attend(
+        module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        # is_causal is said here as well: without a mask and without the flag, sdpa would attend causally.
+        return function(module, query, key, value, mask, scaling=query.shape[-1] ** -0.5, is_causal=False)
+
+    return attend
+
+
+def _attend_packed(lengths: Sequence[int]) -> Attend:
+    """Attention over captions laid end to end [1, H, S, C]: each run of equal lengths is one unmasked call."""
+    runs = [(length, len(list(group))) for length, group in groupby(lengths)]
+
+    def attend(
+        module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        contexts, start = [], 0
+        for length, rows in runs:
+            stop = start + length * rows
+            # [1, H, S, C] -> [rows, H, length, C], a view: the tokens of one caption are adjacent
+            parts = [x[0, :, start:stop].unflatten(1, (rows, length)).transpose(0, 1) for x in (query, key, value)]
+            context = F.scaled_dot_product_attention(*parts)
+            contexts.append(context.transpose(1, 2).flatten(0, 1))  # [rows * length, H, C]
+            start = stop
+        return torch.cat(contexts).unsqueeze(0), None  # [1, S, H, C]
+
+    return attend
+
+
+class CaptionBertEmbeddings(nn.Module):
+    """Token embedding, plus a learned position row where the config asks for one, then LayerNorm."""
+
+    def __init__(self, config: CaptionBertConfig) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position_embeddings = (
+            nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            if config.position_type == "learned"
+            else None
+        )
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, embedded: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """[B, T, D] token embeddings and their positions [B or 1, T] -> [B, T, D]."""
+        if self.position_embeddings is not None:
+            embedded = embedded + self.position_embeddings(positions)
+        return self.norm(embedded)
+
+
+class CaptionBertAttention(nn.Module):
+    """Bidirectional multi-head self-attention with one fused projection for query, key and value."""
+
+    is_causal = False  # read by the library's attention functions
+    num_key_value_groups = 1
+
+    def __init__(self, config: CaptionBertConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_shape = (config.num_attention_heads, config.head_size)
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.output = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(
+        self, hidden: torch.Tensor, attend: Attend, tables: Tables | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[B, T, D] -> [B, T, D], and the attention weights [B, H, T, T] where `attend` gives them."""
+        qkv = self.qkv(hidden).unflatten(-1, (3, *self.head_shape))  # [B, T, 3, H, C]
+        query_key, value = qkv[:, :, :2], qkv[:, :, 2]
+        if tables is not None:
+            cos, sin = (table[:, :, None, None] for table in tables)  # [B or 1, T, 1, 1, P]
+            query_key = rotate(query_key, cos, sin)
+        query, key = query_key.unbind(2)  # [B, T, H, C] each
+        context, weights = attend(self, query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+        return self.output(context.flatten(-2)), weights
+
+
+class CaptionBertFeedForward(nn.Module):
+    """Linear -> exact GELU -> Linear."""
+
+    def __init__(self, config: CaptionBertConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[..., D] -> [..., D]."""
+        return self.down(F.gelu(self.up(hidden)))
+
+
+class CaptionBertLayer(GradientCheckpointingLayer):
+    """One pre-norm transformer layer."""
+
+    def __init__(self, config: CaptionBertConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attention = CaptionBertAttention(config, layer_idx)
+        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.feed_forward = CaptionBertFeedForward(config)
+
+    def forward(
+        self, hidden: torch.Tensor, attend: Attend, tables: Tables | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[B, T, D] -> [B, T, D], and the attention weights where `attend` gives them."""
+        attended, weights = self.attention(self.attention_norm(hidden), attend, tables)
+        hidden = hidden + attended
+        return hidden + self.feed_forward(self.feed_forward_norm(hidden)), weights
+
+
+class CaptionBertPooling(nn.Module):
+    """One row a caption from its token states: masked mean, first token, or one learned query. fp32 in and out."""
+
+    def __init__(self, config: CaptionBertConfig) -> None:
+        super().__init__()
+        self.mode = config.pooling
+        self.query = nn.Parameter(torch.empty(config.hidden_size)) if config.pooling == "attention" else None
+
+    def forward(self, states: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+        """Token states [B, T, D] fp32 and visibility [B, T] bool, at least one True a row -> [B, D]."""
+        if self.mode == "cls":
+            return states[:, 0]
+        if self.query is None:
+            weights = visible.to(states.dtype)
+            # Rows of hidden padding may hold anything, NaN included: they are replaced, not multiplied by zero.
+            return states.masked_fill(~visible[..., None], 0.0).sum(1) / weights.sum(1, keepdim=True)
+        scores = torch.einsum("btd,d->bt", states, self.query.float()) * states.shape[-1] ** -0.5
+        weights = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).softmax(-1)  # [B, T]
+        return torch.einsum("bt,btd->bd", weights, states.masked_fill(~visible[..., None], 0.0))
+
+
+class CaptionBertProjection(nn.Module):
+    """Linear(D, D) -> exact GELU -> Linear(D, E), then L2 normalisation, in fp32 at any weight dtype."""
+
+    def __init__(self, config: CaptionBertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.output = nn.Linear(config.hidden_size, config.projection_dim)
+
+    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+        """[B, D] fp32 -> unit rows [B, E] fp32."""
+        inner = F.gelu(F.linear(pooled, self.dense.weight.float(), self.dense.bias.float()))
+        return F.normalize(F.linear(inner, self.output.weight.float(), self.output.bias.float()), dim=-1)
+
+
+class CaptionBertModel(PreTrainedModel):
+    """The encoder. `last_hidden_state` is [B, T, D]; `pooler_output` is the unit-length sentence vector [B, E], fp32."""
+
+    config_class = CaptionBertConfig
+    base_model_prefix = "captionbert"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["CaptionBertLayer"]  # noqa: RUF012 - the library's form
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+
+    def __init__(self, config: CaptionBertConfig) -> None:
+        super().__init__(config)
+        self.embeddings = CaptionBertEmbeddings(config)
+        self.layers = nn.ModuleList(CaptionBertLayer(config, i) for i in range(config.num_hidden_layers))
+        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.pooling = CaptionBertPooling(config)
+        self.projection = CaptionBertProjection(config)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Normal weights, zero biases, unit norms, a zero pooling query (so that it starts as the exact mean)."""
+        # Only torch.nn.init: the library makes these skip tensors that came from a file.
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
+        if isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+        if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+        if isinstance(module, CaptionBertPooling) and module.query is not None:
+            nn.init.zeros_(module.query)
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        # The library guesses this from the source text, by another pattern in each version.
+        return True
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The token embedding table."""
+        return self.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the token embedding table."""
+        self.embeddings.word_embeddings = value
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPooling | tuple[torch.Tensor, ...]:
+        """Encode a padded batch.
+
+        Args:
+            input_ids: [B, T] token ids, 0 <= id < vocab_size, T at most max_position_embeddings.
+            attention_mask: [B, T], non-zero where a token is visible. None: every id but `pad_token_id` is visible.
+                A row without a visible token is read as its first token alone, so that its vector is finite.
+            token_type_ids: accepted because tokenizers send it, and not used: the family has one segment type.
+            position_ids: [B, T] or [1, T]; None counts from the left edge.
+            inputs_embeds: [B, T, D] instead of `input_ids`.
+            output_attentions: also return one [B, H, T, T] tensor a layer (computed by plain attention).
+            output_hidden_states: also return the embedding output and each layer's output, [B, T, D] each,
+                the last one before the final LayerNorm.
+
+        Raises:
+            ValueError: both or neither of ids and embeddings, an id outside the vocabulary, a row longer than
+                max_position_embeddings, or left padding where positions are learned or pooling is "cls".
+        """
+        embedded = self._embed_tokens(input_ids, inputs_embeds)  # [B, T, D]
+        self._check_length(embedded.shape[1])
+        visible = self._visibility(input_ids, embedded, attention_mask, position_ids is not None)  # [B, T]
+        if position_ids is None:
+            position_ids = torch.arange(embedded.shape[1], device=embedded.device)[None]  # [1, T]
+        want_attentions = self._wanted("output_attentions", output_attentions)
+        implementation = "eager" if want_attentions else (self.config._attn_implementation or "sdpa")
+        attend = _attend_padded(implementation, None if self._all_visible(visible) else visible)
+        keep_states = self._wanted("output_hidden_states", output_hidden_states)
+        states, all_states, all_weights = self._run_layers(embedded, position_ids, attend, keep_states)
+        output = BaseModelOutputWithPooling(
+            last_hidden_state=states,
+            pooler_output=self._sentence_vectors(states, visible),
+            hidden_states=all_states,
+            attentions=all_weights if want_attentions else None,
+        )
+        wants_dict = getattr(self.config, "return_dict", True) if return_dict is None else return_dict
+        return output if wants_dict else output.to_tuple()
+
+    def forward_packed(self, input_ids: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """Sentence vectors of captions laid end to end: no padding is stored or computed.
+
+        The same function of each caption as `forward`, to rounding. Fastest where equal lengths are adjacent: each run
+        of them is one attention call. Made for CPUs, where small attention calls are cheap and padding is not.
+
+        Args:
+            input_ids: [S] ids of all captions, special tokens included.
+            lengths: tokens of each caption, each at least 1, S in all.
+
+        Returns:
+            [B, E] fp32 unit rows, in the order given.
+        """
+        if sum(lengths) != input_ids.shape[0] or min(lengths, default=0) < 1:
+            raise ValueError(f"lengths must be positive and sum to {input_ids.shape[0]} ids, not {sum(lengths)}")
+        self._check_length(max(lengths))
+        sizes = torch.tensor(lengths, device=input_ids.device)
+        starts = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
+        positions = (torch.arange(input_ids.shape[0], device=input_ids.device) - starts)[None]  # [1, S]
+        embedded = self._embed_tokens(input_ids[None], None)  # [1, S, D]
+        states, _, _ = self._run_layers(embedded, positions, _attend_packed(lengths), keep_states=False)
+        return self._sentence_vectors_packed(states[0], lengths)
+
+    def encode(self, texts: Sequence[str], tokenizer: Any = None, **options: Any) -> np.ndarray:
+        """Sentence vectors [B, E] of texts, in their order, at full speed: see `encoding_captionbert.encode`.
+
+        Without `tokenizer`, the one in the folder or repository that this model was loaded from is used.
+        """
+        return encode(self, texts, tokenizer, **options)
+
+    def _wanted(self, name: str, value: bool | None) -> bool:
+        return bool(getattr(self.config, name, False) if value is None else value)
+
+    def _embed_tokens(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        if inputs_embeds is not None:
+            return inputs_embeds
+        if input_ids.numel() and not torch.compiler.is_compiling():
+            low, high = (int(x) for x in input_ids.aminmax())
+            if low < 0 or high >= self.config.vocab_size:
+                raise ValueError(
+                    f"token id {high if low >= 0 else low} is outside the vocabulary of {self.config.vocab_size} "
+                    "(ids run from 0); the tokenizer does not belong to this model"
+                )
+        return self.embeddings.word_embeddings(input_ids)
+
+    def _check_length(self, length: int) -> None:
+        if length > self.config.max_position_embeddings:
+            raise ValueError(
+                f"an input of {length} tokens is longer than the {self.config.max_position_embeddings} positions of "
+                "this model; truncate it, e.g. tokenizer(..., truncation=True, "
+                f"max_length={self.config.max_position_embeddings})"
+            )
+
+    def _visibility(
+        self,
+        input_ids: torch.Tensor | None,
+        embedded: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        own_positions: bool,
+    ) -> torch.Tensor:
+        """[B, T] bool with at least one True a row."""
+        if attention_mask is not None:
+            visible = attention_mask.to(torch.bool)
+        elif input_ids is not None and self.config.pad_token_id is not None:
+            visible = input_ids != self.config.pad_token_id
+        else:
+            visible = torch.ones(embedded.shape[:2], dtype=torch.bool, device=embedded.device)
+        if visible.shape != embedded.shape[:2]:
+            raise ValueError(f"attention_mask has shape {tuple(visible.shape)}, the input {tuple(embedded.shape[:2])}")
+        empty = ~visible.any(dim=1, keepdim=True)
+        first = torch.arange(visible.shape[1], device=visible.device)[None] == 0
+        visible = visible | (empty & first)
+        left_padded = not own_positions and not self.config.supports_left_padding
+        if left_padded and not torch.compiler.is_compiling() and not bool(visible[:, 0].all()):
+            raise ValueError(
+                f"left padding is not supported with position_type={self.config.position_type!r} and "
+                f"pooling={self.config.pooling!r}: pad on the right (tokenizer.padding_side = 'right')"
+            )
+        return visible
+
+    @staticmethod
+    def _all_visible(visible: torch.Tensor) -> bool:
+        # Reading the answer back would stall an accelerator or break a traced graph; there the mask is always passed.
+        return visible.device.type == "cpu" and not torch.compiler.is_compiling() and bool(visible.all())
+
+    def _run_layers(
+        self, embedded: torch.Tensor, positions: torch.Tensor, attend: Attend, keep_states: bool
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None, tuple[torch.Tensor | None, ...]]:
+        """The trunk: normalised token states, the states on the way if kept, and the attention weights if any."""
+        tables = None
+        if self.config.position_type == "rotary":
+            tables = rotary_tables(positions, self.config.head_size // 2, self.config.rotary_base)
+        hidden = self.embeddings(embedded, positions)
+        all_states, all_weights = [hidden], []
+        for layer in self.layers:
+            hidden, weights = layer(hidden, attend, tables)
+            all_weights.append(weights)
+            if keep_states:
+                all_states.append(hidden)
+        return self.final_norm(hidden), tuple(all_states) if keep_states else None, tuple(all_weights)
+
+    def _sentence_vectors(self, states: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+        """[B, T, D] token states and [B, T] visibility -> [B, E] fp32 unit rows."""
+        with torch.autocast(states.device.type, enabled=False):
+            return self.projection(self.pooling(states.float(), visible))
+
+    def _sentence_vectors_packed(self, states: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """[S, D] token states of captions laid end to end -> [B, E] fp32 unit rows."""
+        pooled, start = [], 0
+        with torch.autocast(states.device.type, enabled=False):
+            for length, group in groupby(lengths):
+                rows = len(list(group))
+                block = states[start : start + rows * length].float().unflatten(0, (rows, length))
+                pooled.append(self.pooling(block, torch.ones(rows, length, dtype=torch.bool, device=states.device)))
+                start += rows * length
+            return self.projection(torch.cat(pooled))

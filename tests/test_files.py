@@ -1,0 +1,131 @@
+"""Publishing files and folders: whole or absent, verified by digest, locked for one process."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from captionbert.artifacts.errors import InputError
+from captionbert.artifacts.files import (
+    digest_json,
+    folder_lock,
+    publish_file,
+    publish_folder,
+    read_json,
+    sha256_bytes,
+    sha256_file,
+    verify_folder,
+    write_json,
+)
+
+
+def test_digests_agree_and_depend_on_content(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    assert sha256_file(tmp_path / "a") == sha256_bytes(b"abc")
+    assert sha256_bytes(b"abc").startswith("ba7816bf")  # FIPS 180-2 example
+    assert digest_json({"a": 1, "b": [2]}) == digest_json({"b": [2], "a": 1}) != digest_json({"a": 1, "b": [3]})
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"v": 1})
+    with pytest.raises(RuntimeError), publish_file(tmp_path / "x.json") as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert read_json(tmp_path / "x.json") == {"v": 1}
+    assert os.listdir(tmp_path) == ["x.json"]
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"v": 1})
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_json(tmp_path / "x.json", {"v": "2" * 100_000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert read_json(tmp_path / "x.json") == {"v": 1}
+    assert os.listdir(tmp_path) == ["x.json"]
+
+
+def test_read_json_says_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        read_json(tmp_path / "none.json")
+    (tmp_path / "torn.json").write_text('{"a": ')
+    with pytest.raises(InputError, match=r"torn\.json: not valid JSON"):
+        read_json(tmp_path / "torn.json")
+    write_json(tmp_path / "x.json", {"kind": "corpus"})
+    with pytest.raises(InputError, match="expected kind 'targets', found 'corpus'"):
+        read_json(tmp_path / "x.json", kind="targets")
+
+
+def _publish(path: Path, content: str) -> None:
+    with publish_folder(path, extra={"step": 3}) as folder:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "f").write_text(content)
+
+
+def test_a_folder_is_published_with_its_manifest_and_replaced_whole(tmp_path: Path) -> None:
+    _publish(tmp_path / "c", "one")
+    (tmp_path / ".tmp-c-stale").mkdir()
+    _publish(tmp_path / "c", "two")
+    assert verify_folder(tmp_path / "c")["step"] == 3
+    assert (tmp_path / "c" / "sub" / "f").read_text() == "two"
+    assert os.listdir(tmp_path) == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: f.write_text("onf"), "expected SHA-256"),
+        (lambda f: f.write_text("on"), "expected 3 bytes, found 2"),
+        (lambda f: f.unlink(), "missing"),
+        (lambda f: (f.parent / "more").write_text(""), "not listed"),
+    ],
+)
+def test_verify_names_the_damaged_file(tmp_path: Path, damage, message: str) -> None:  # noqa: ANN001
+    _publish(tmp_path / "c", "one")
+    damage(tmp_path / "c" / "sub" / "f")
+    with pytest.raises(InputError, match=message) as error:
+        verify_folder(tmp_path / "c")
+    assert "sub" in str(error.value)
+
+
+def test_a_killed_publish_leaves_the_old_folder(tmp_path: Path) -> None:
+    _publish(tmp_path / "c", "one")
+    # Die at each rename in turn: before the old folder moves away, and between the two renames.
+    for fatal in (1, 2):
+        code = (
+            "import os, sys\nfrom pathlib import Path\nfrom captionbert.artifacts import files\n"
+            "real, calls = os.rename, []\n"
+            "def rename(a, b):\n    calls.append(a)\n"
+            f"    os._exit(9) if len(calls) == {fatal} else real(a, b)\n"
+            "os.rename = rename\n"
+            "with files.publish_folder(Path(sys.argv[1])) as f: (f / 'sub').mkdir(); (f / 'sub/f').write_text('two')\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "c")], check=False)
+        assert done.returncode == 9
+        from captionbert.artifacts.files import recover_folder
+
+        recover_folder(tmp_path / "c")
+        verify_folder(tmp_path / "c")
+        assert (tmp_path / "c" / "sub" / "f").read_text() == "one"
+
+
+def test_a_second_process_is_refused_and_told_who_holds_the_folder(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom captionbert.artifacts.files import folder_lock\n"
+        "try:\n    with folder_lock(sys.argv[1]): pass\nexcept Exception as e: print(e); sys.exit(2)"
+    )
+    with folder_lock(tmp_path):
+        done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert f"in use by process {os.getpid()}" in done.stdout
+    with folder_lock(tmp_path):
+        pass
