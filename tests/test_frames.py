@@ -1,0 +1,167 @@
+"""The frame: the consensus formula by hand, its id, and what it refuses to be built from."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from captionbert.artifacts.errors import InputError
+from captionbert.artifacts.files import write_json
+from captionbert.consensus.build import embed, open_consensus
+from captionbert.consensus.frames import Frame, fit_frame, open_frame
+from captionbert.consensus.shards import ShardSet
+from captionbert.consensus.teachers import FunctionTeacher, teacher_from_function
+
+WORDS = ["cat", "dog", "man", "woman", "red", "blue", "runs", "sleeps", "park", "river", "tree", "snow"]
+
+
+def toy(name: str, width: int, *, noise: float = 0.3, content: str = "") -> FunctionTeacher:
+    """A teacher of word meanings shared by all toys, seen through its own projection, with noise per text."""
+    meanings = np.random.default_rng(99).standard_normal((len(WORDS), 8))
+    seen = np.random.default_rng(sum(map(ord, name))).standard_normal((8, width))
+
+    def encode(texts: list[str]) -> np.ndarray:
+        counts = np.array([[t.split().count(w) for w in WORDS] for t in texts], dtype=float)
+        private = np.stack(
+            [np.random.default_rng([ord(c) for c in name + t]).standard_normal(width) for t in texts]
+        )
+        return (counts @ meanings @ seen + noise * private + 1.0).astype(np.float32)
+
+    return teacher_from_function(name, width, encode, content=content or name)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    random = np.random.default_rng(5)
+    path = tmp_path_factory.mktemp("text") / "a.txt"
+    rows = [" ".join(random.choice(WORDS, random.integers(3, 9))) + f" {i}" for i in range(600)]
+    path.write_text("\n".join(rows))
+    return str(path)
+
+
+@pytest.fixture
+def embedded(source: str, tmp_path: Path) -> Path:
+    teachers = [toy("ref", 12), toy("wide", 20), toy("slim", 8)]
+    embed([source], teachers, tmp_path / "d", held_out=20, shard_rows=128)
+    return tmp_path / "d"
+
+
+def fitted(folder: Path, **options: object) -> Frame:
+    return fit_frame(folder, *open_consensus(folder), **options)  # type: ignore[arg-type]
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def test_consensus_is_the_formula(embedded: Path) -> None:
+    frame = fitted(embedded)
+    rows = np.array([3, 400, 77])
+    x = {
+        n: ShardSet.open(embedded / "teachers" / n).read(rows).astype(float) for n in ("ref", "wide", "slim")
+    }
+    parts = [x["ref"]]  # as itself
+    for name in ("wide", "slim"):
+        m = frame.maps[name]
+        parts.append((x[name] - m.mean_in) @ m.matrix + m.mean_out)
+    np.testing.assert_allclose(frame.consensus(x), unit(sum(unit(p) for p in parts) / 3), atol=1e-12)
+    assert np.array_equal(frame.mapped("ref", x["ref"]), x["ref"])
+
+
+def test_a_teacher_missing_is_refused_not_averaged_without(embedded: Path) -> None:
+    frame = fitted(embedded)
+    with pytest.raises(
+        InputError, match=r"needs vectors of \['ref', 'wide', 'slim'\], found \['ref', 'slim'\]"
+    ):
+        frame.consensus({"ref": np.ones((1, 12)), "slim": np.ones((1, 8))})
+    (embedded / "teachers" / "slim" / "manifest.json").unlink()
+    with pytest.raises(InputError, match="no such file"):
+        fitted(embedded)
+
+
+def test_score_rows_are_disjoint_and_the_table_complete(embedded: Path) -> None:
+    frame = fitted(embedded)
+    assert not np.intersect1d(frame.fit_rows, frame.score_rows).size
+    assert sorted(frame.table) == ["slim", "wide"]
+    row = frame.table["wide"]
+    assert row["rows_per_dimension"] == pytest.approx(len(frame.fit_rows) / 20)
+    assert row["out_of_sample"]["centred_cosine"] > 0.8 > row["shuffled"]["centred_cosine"]
+    assert row["out_of_sample"]["rows"] == row["in_sample"]["rows"] == len(frame.score_rows)
+
+
+def test_frame_id_is_the_reference_and_the_maps(embedded: Path, source: str, tmp_path: Path) -> None:
+    frame = fitted(embedded)
+    embed(
+        [source],
+        [toy("ref", 12), toy("wide", 20), toy("slim", 8)],
+        tmp_path / "again",
+        held_out=20,
+        shard_rows=128,
+    )
+    assert fitted(tmp_path / "again").frame_id == frame.frame_id
+    others = {
+        "two": [toy("ref", 12), toy("wide", 20)],
+        "order": [toy("wide", 20), toy("ref", 12), toy("slim", 8)],
+        "weights": [toy("ref", 12, content="new"), toy("wide", 20), toy("slim", 8)],
+    }
+    ids = {frame.frame_id}
+    for name, teachers in others.items():
+        embed([source], teachers, tmp_path / name, held_out=20, shard_rows=128)
+        ids.add(fitted(tmp_path / name).frame_id)
+    assert len(ids) == 4
+    assert fitted(embedded, seed=3).frame_id not in ids
+
+
+def test_a_refit_with_the_same_inputs_reuses(embedded: Path) -> None:
+    one = fitted(embedded)
+    written = (embedded / "frame" / "maps.safetensors").stat().st_mtime_ns
+    two = fitted(embedded)
+    assert (embedded / "frame" / "maps.safetensors").stat().st_mtime_ns == written
+    assert one.frame_id == two.frame_id
+    assert np.array_equal(one.maps["wide"].matrix, two.maps["wide"].matrix)
+
+
+def test_a_forced_frame_is_not_reused_silently(source: str, tmp_path: Path) -> None:
+    embed([source], [toy("ref", 12), toy("wide", 60)], tmp_path / "d", shard_rows=128)
+    with pytest.raises(InputError, match=r"teacher wide: .* fit rows for 60 dimensions"):
+        fitted(tmp_path / "d")
+    assert fitted(tmp_path / "d", force=True).table["wide"]["rows_per_dimension"] < 10
+    with pytest.raises(InputError, match="fit rows for 60 dimensions"):
+        fitted(tmp_path / "d")
+
+
+def test_a_shuffled_teacher_fails_the_fit(source: str, tmp_path: Path) -> None:
+    good = toy("wide", 20)
+
+    def shuffled(texts: list[str]) -> np.ndarray:
+        return good.encode(texts)[np.random.default_rng(0).permutation(len(texts))]
+
+    teachers = [toy("ref", 12), teacher_from_function("wide", 20, shuffled)]
+    embed([source], teachers, tmp_path / "d", shard_rows=1000)
+    with pytest.raises(InputError, match=r"teacher wide: centred cosine out of sample .* not above"):
+        fitted(tmp_path / "d")
+
+
+def test_teachers_of_another_corpus_or_fingerprint_are_refused(embedded: Path, tmp_path: Path) -> None:
+    info, corpus = open_consensus(embedded)
+    (tmp_path / "b.txt").write_text("\n".join(f"cat dog {i}" for i in range(600)))
+    embed([str(tmp_path / "b.txt")], [toy("slim", 8)], tmp_path / "other", shard_rows=128)
+    mine, theirs = embedded / "teachers" / "slim", tmp_path / "other" / "teachers" / "slim"
+    mine.rename(tmp_path / "kept")
+    theirs.rename(mine)
+    with pytest.raises(InputError, match=r"600 vectors of corpus .*, the captions are 600 rows of"):
+        fit_frame(embedded, info, corpus)
+    mine.rename(theirs)
+    (tmp_path / "kept").rename(mine)
+    info["teachers"][2]["fingerprint"] = "0" * 64
+    with pytest.raises(InputError, match="not the teacher named in"):
+        fit_frame(embedded, info, corpus)
+
+
+def test_a_damaged_frame_is_refused(embedded: Path) -> None:
+    fitted(embedded)
+    write_json(embedded / "frame" / "frame.json", {"kind": "consensus-frame"})
+    with pytest.raises(InputError, match=r"frame\.json: expected \d+ bytes"):
+        open_frame(embedded / "frame")
+    with pytest.raises(InputError, match="no frame there"):
+        open_frame(embedded / "gone")
