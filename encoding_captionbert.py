@@ -8,10 +8,12 @@ Shapes: B texts, E embedding, S tokens laid end to end.
 """
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from tqdm.auto import tqdm
 
 # Texts tokenised at a time: enough to sort well, few enough that memory does not grow with the number of texts.
@@ -21,13 +23,15 @@ WINDOW = 16_384
 CHARACTERS_A_TOKEN = 32
 
 
-def _load_tokenizer(model: Any) -> Any:
-    from transformers import AutoTokenizer
-
-    source = model.config._name_or_path
-    if not source:
-        raise ValueError("this model was not loaded from a folder or repository: pass its tokenizer to encode(...)")
-    return AutoTokenizer.from_pretrained(source, trust_remote_code=True)
+def _load_tokenizer(model: Any) -> Tokenizer:
+    file = Path(model.config._name_or_path) / "tokenizer.json"
+    if not model.config._name_or_path or not file.is_file():
+        # A Hub id is not enough: its revision is no longer known here, and another one may tokenise differently.
+        raise ValueError(
+            "this model was not loaded from a local folder with a tokenizer.json: pass encode(texts, tokenizer), "
+            "loaded from where the model came from, at the same revision"
+        )
+    return Tokenizer.from_file(str(file))
 
 
 def _check_texts(texts: Sequence[str]) -> None:
@@ -39,11 +43,18 @@ def _check_texts(texts: Sequence[str]) -> None:
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str], max_length: int) -> list[list[int]]:
-    """Ids of each text with special tokens, at most `max_length`, by a transformers or a tokenizers tokenizer."""
+    """Ids of each text with special tokens, at most `max_length`, by a transformers or a tokenizers tokenizer.
+
+    A `tokenizers.Tokenizer` has its truncation set to `max_length` and its padding switched off, and keeps that.
+    """
     cut = [text[: max_length * CHARACTERS_A_TOKEN] for text in texts]
-    if hasattr(tokenizer, "encode_batch"):  # tokenizers.Tokenizer: its truncation is set where it was loaded
-        return [encoding.ids[:max_length] for encoding in tokenizer.encode_batch_fast(cut)]
-    return tokenizer(cut, truncation=True, max_length=max_length, return_attention_mask=False)["input_ids"]
+    if not isinstance(tokenizer, Tokenizer):
+        return tokenizer(cut, truncation=True, max_length=max_length, return_attention_mask=False)["input_ids"]
+    if tokenizer.truncation is None or tokenizer.truncation["max_length"] != max_length:
+        tokenizer.enable_truncation(max_length)
+    if tokenizer.padding is not None:
+        tokenizer.no_padding()
+    return [encoding.ids for encoding in tokenizer.encode_batch_fast(cut)]
 
 
 def token_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[np.ndarray]:
@@ -85,7 +96,7 @@ def encode(
     Args:
         model: a CaptionBertModel; its training mode is restored afterwards.
         texts: strings; an empty one is encoded as [CLS][SEP].
-        tokenizer: a transformers tokenizer or a `tokenizers.Tokenizer`; None loads the model's own.
+        tokenizer: a transformers tokenizer or a `tokenizers.Tokenizer`; None loads the one in the model's folder.
         batch_tokens: tokens of one forward pass.
         max_length: longest input in tokens, special tokens included; longer ones are cut. None: the model's limit.
         truncate_dim: keep the first coordinates and normalise again; None keeps all.

@@ -24,10 +24,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
 from .configuration_captionbert import CaptionBertConfig
 from .encoding_captionbert import encode
-from .rotary_captionbert import rotary_tables, rotate
+from .rotary_captionbert import rotary_turns, rotate
 
 # What attends to what: takes query, key, value [B, H, T, C] and gives the context [B, T, H, C] and the weights, if any.
-Tables = tuple[torch.Tensor, torch.Tensor]
 Attend = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
 
 
@@ -134,14 +133,13 @@ class CaptionBertAttention(nn.Module):
         self.output = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(
-        self, hidden: torch.Tensor, attend: Attend, tables: Tables | None
+        self, hidden: torch.Tensor, attend: Attend, turns: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[B, T, D] -> [B, T, D], and the attention weights [B, H, T, T] where `attend` gives them."""
         qkv = self.qkv(hidden).unflatten(-1, (3, *self.head_shape))  # [B, T, 3, H, C]
         query_key, value = qkv[:, :, :2], qkv[:, :, 2]
-        if tables is not None:
-            cos, sin = (table[:, :, None, None] for table in tables)  # [B or 1, T, 1, 1, P]
-            query_key = rotate(query_key, cos, sin)
+        if turns is not None:
+            query_key = rotate(query_key, turns[:, :, None, None])  # turns: [B or 1, T, P]
         query, key = query_key.unbind(2)  # [B, T, H, C] each
         context, weights = attend(self, query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
         return self.output(context.flatten(-2)), weights
@@ -171,10 +169,10 @@ class CaptionBertLayer(GradientCheckpointingLayer):
         self.feed_forward = CaptionBertFeedForward(config)
 
     def forward(
-        self, hidden: torch.Tensor, attend: Attend, tables: Tables | None
+        self, hidden: torch.Tensor, attend: Attend, turns: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[B, T, D] -> [B, T, D], and the attention weights where `attend` gives them."""
-        attended, weights = self.attention(self.attention_norm(hidden), attend, tables)
+        attended, weights = self.attention(self.attention_norm(hidden), attend, turns)
         hidden = hidden + attended
         return hidden + self.feed_forward(self.feed_forward_norm(hidden)), weights
 
@@ -334,7 +332,7 @@ class CaptionBertModel(PreTrainedModel):
     def encode(self, texts: Sequence[str], tokenizer: Any = None, **options: Any) -> np.ndarray:
         """Sentence vectors [B, E] of texts, in their order, at full speed: see `encoding_captionbert.encode`.
 
-        Without `tokenizer`, the one in the folder or repository that this model was loaded from is used.
+        Without `tokenizer`, the one in the local folder that this model was loaded from is used.
         """
         return encode(self, texts, tokenizer, **options)
 
@@ -399,13 +397,13 @@ class CaptionBertModel(PreTrainedModel):
         self, embedded: torch.Tensor, positions: torch.Tensor, attend: Attend, keep_states: bool
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None, tuple[torch.Tensor | None, ...]]:
         """The trunk: normalised token states, the states on the way if kept, and the attention weights if any."""
-        tables = None
+        turns = None
         if self.config.position_type == "rotary":
-            tables = rotary_tables(positions, self.config.head_size // 2, self.config.rotary_base)
+            turns = rotary_turns(positions, self.config.head_size // 2, self.config.rotary_base)
         hidden = self.embeddings(embedded, positions)
         all_states, all_weights = [hidden], []
         for layer in self.layers:
-            hidden, weights = layer(hidden, attend, tables)
+            hidden, weights = layer(hidden, attend, turns)
             all_weights.append(weights)
             if keep_states:
                 all_states.append(hidden)

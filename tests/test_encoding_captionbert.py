@@ -45,7 +45,22 @@ def test_a_plain_tokenizers_tokenizer_serves_as_well(
     tiny_model: CaptionBertModel, tokenizer, tiny_tokenizer_dir: Path, captions: list[str]  # noqa: ANN001
 ) -> None:
     plain = Tokenizer.from_file(str(tiny_tokenizer_dir / "tokenizer.json"))
-    assert np.array_equal(tiny_model.encode(captions[:9], plain), tiny_model.encode(captions[:9], tokenizer))
+    plain.enable_padding(length=64)
+    texts = [*captions[:9], "a man runs " * 400]  # the last one is cut, and must keep its [SEP]
+    for limit in (128, 10):
+        expected = tiny_model.encode(texts, tokenizer, max_length=limit)
+        assert np.array_equal(tiny_model.encode(texts, plain, max_length=limit), expected)
+
+
+def test_a_model_from_a_folder_finds_its_tokenizer(
+    tiny_model: CaptionBertModel, tokenizer, captions: list[str], tmp_path: Path  # noqa: ANN001
+) -> None:
+    tiny_model.save_pretrained(tmp_path)
+    loaded = CaptionBertModel.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"pass encode\(texts, tokenizer\)"):
+        loaded.encode(captions[:3])
+    tokenizer.save_pretrained(tmp_path)
+    assert np.array_equal(loaded.encode(captions[:3]), tiny_model.encode(captions[:3], tokenizer))
 
 
 def test_long_texts_are_cut_at_the_limit(tiny_model: CaptionBertModel, tokenizer) -> None:  # noqa: ANN001
@@ -77,7 +92,7 @@ def test_odd_inputs(tiny_model: CaptionBertModel, tokenizer) -> None:  # noqa: A
     for options in ({"max_length": 129}, {"max_length": 1}, {"truncate_dim": 25}, {"batch_tokens": 0}):
         with pytest.raises(ValueError, match=next(iter(options))):
             tiny_model.encode(["a man"], tokenizer, **options)
-    with pytest.raises(ValueError, match="pass its tokenizer"):
+    with pytest.raises(ValueError, match="at the same revision"):
         tiny_model.encode(["a man"])
 
 
