@@ -26,6 +26,7 @@ from .configuration_captionbert import CaptionBertConfig
 from .encoding_captionbert import encode
 from .rotary_captionbert import rotary_turns, rotate
 
+SHORT_ROW = 128  # tokens up to which plain attention serves a packed row with a graph
 # What attends to what: takes query, key, value [B, H, T, C] and gives the context [B, T, H, C] and the weights, if any.
 Attend = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
 
@@ -78,21 +79,37 @@ def _attend_padded(implementation: str, visible: torch.Tensor | None) -> Attend:
     return attend
 
 
+def _packed_attention(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    """Unmasked attention [B, H, T, C] -> [B, T, H, C] in the form that is fastest on a CPU.
+
+    The fused kernel's bf16 backward is some twenty times slower than its forward there (torch 2.13): with a graph,
+    short rows take plain attention and long ones the fused kernel in fp32, which keeps no length-squared buffer.
+    """
+    if torch.is_grad_enabled() and query.shape[2] <= SHORT_ROW:
+        return eager_attention(module, query, key, value, None, query.shape[-1] ** -0.5)[0]
+    dtype = value.dtype
+    if torch.is_grad_enabled():
+        query, key, value = query.float(), key.float(), value.float()
+    with torch.autocast(query.device.type, enabled=False):
+        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).to(dtype)
+
+
 def _attend_packed(lengths: Sequence[int]) -> Attend:
     """Attention over captions laid end to end [1, H, S, C]: each run of equal lengths is one unmasked call."""
     runs = [(length, len(list(group))) for length, group in groupby(lengths)]
+    sizes = [length * rows for length, rows in runs]
 
     def attend(
         module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        contexts, start = [], 0
-        for length, rows in runs:
-            stop = start + length * rows
-            # [1, H, S, C] -> [rows, H, length, C], a view: the tokens of one caption are adjacent
-            parts = [x[0, :, start:stop].unflatten(1, (rows, length)).transpose(0, 1) for x in (query, key, value)]
-            context = F.scaled_dot_product_attention(*parts)
-            contexts.append(context.transpose(1, 2).flatten(0, 1))  # [rows * length, H, C]
-            start = stop
+        contexts = []
+        # split, not slices: its backward is one concatenation instead of a zero-filled tensor a run
+        for (length, rows), *parts in zip(runs, *(x.squeeze(0).split(sizes, dim=1) for x in (query, key, value))):
+            # [H, rows * length, C] -> [rows, H, length, C], a view: the tokens of one caption are adjacent
+            views = (part.unflatten(1, (rows, length)).transpose(0, 1) for part in parts)
+            contexts.append(_packed_attention(module, *views).flatten(0, 1))  # [rows * length, H, C]
         return torch.cat(contexts).unsqueeze(0), None  # [1, S, H, C]
 
     return attend
@@ -137,11 +154,11 @@ class CaptionBertAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[B, T, D] -> [B, T, D], and the attention weights [B, H, T, T] where `attend` gives them."""
         qkv = self.qkv(hidden).unflatten(-1, (3, *self.head_shape))  # [B, T, 3, H, C]
-        query_key, value = qkv[:, :, :2], qkv[:, :, 2]
+        query_key, value = qkv.split((2, 1), dim=2)
         if turns is not None:
             query_key = rotate(query_key, turns[:, :, None, None])  # turns: [B or 1, T, P]
         query, key = query_key.unbind(2)  # [B, T, H, C] each
-        context, weights = attend(self, query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+        context, weights = attend(self, query.transpose(1, 2), key.transpose(1, 2), value.squeeze(2).transpose(1, 2))
         return self.output(context.flatten(-2)), weights
 
 
@@ -416,11 +433,11 @@ class CaptionBertModel(PreTrainedModel):
 
     def _sentence_vectors_packed(self, states: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """[S, D] token states of captions laid end to end -> [B, E] fp32 unit rows."""
-        pooled, start = [], 0
+        runs = [(length, len(list(group))) for length, group in groupby(lengths)]
+        pooled = []
         with torch.autocast(states.device.type, enabled=False):
-            for length, group in groupby(lengths):
-                rows = len(list(group))
-                block = states[start : start + rows * length].float().unflatten(0, (rows, length))
-                pooled.append(self.pooling(block, torch.ones(rows, length, dtype=torch.bool, device=states.device)))
-                start += rows * length
+            parts = states.float().split([length * rows for length, rows in runs])
+            for (length, rows), part in zip(runs, parts):
+                visible = torch.ones(rows, length, dtype=torch.bool, device=states.device)
+                pooled.append(self.pooling(part.unflatten(0, (rows, length)), visible))
             return self.projection(torch.cat(pooled))

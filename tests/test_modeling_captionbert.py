@@ -206,6 +206,22 @@ def test_gradient_checkpointing_changes_no_gradient(tiny_config: CaptionBertConf
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("short_row", [128, 5])
+def test_packed_gradients_equal_padded_ones(
+    tiny_config: CaptionBertConfig, monkeypatch: pytest.MonkeyPatch, short_row: int
+) -> None:
+    monkeypatch.setattr("captionbert.modeling_captionbert.SHORT_ROW", short_row)
+    model = build(tiny_config).train()
+    ids, mask = batch([9, 9, 4, 2], model.config.vocab_size)
+    gradients = []
+    for vectors in (model(ids, mask).pooler_output, model.forward_packed(ids[mask.bool()], [9, 9, 4, 2])):
+        model.zero_grad()
+        (vectors * torch.linspace(-1, 1, vectors.numel()).view_as(vectors)).sum().backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    for name, expected in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], expected, atol=1e-5, rtol=1e-4, msg=name)
+
+
 def test_forward_writes_nothing_to_the_module(tiny_config: CaptionBertConfig) -> None:
     model = build(tiny_config)
     ids, mask = batch([9, 4], model.config.vocab_size)
