@@ -6,8 +6,7 @@ W whitens (float64 covariance, eigen-decomposition, ridge RIDGE times the mean e
 DROP times the largest are dropped and counted); Q is the semi-orthogonal Procrustes solution U V^T of the
 whitened cross-covariance, so any width maps into any width without padding. A fitted map carries the row ids
 it was fitted to and is scored only on others, centred, beside the same fit on shuffled pairs and beside a
-constant.
-Legend: N rows, d width of the teacher, r width of the reference, k directions kept.
+constant. Legend: N rows, d width of the teacher, r width of the reference, k directions kept.
 """
 
 from collections.abc import Sequence
@@ -30,8 +29,7 @@ BLOCK = 4096
 class Moments:
     """Running mean and scatter of row pairs (x, y) in float64, merged by Chan's rule.
 
-    The result does not depend (beyond rounding) on how the rows are cut into blocks or on the order of the
-    blocks.
+    The result does not depend (beyond rounding) on the cut into blocks or on their order.
     """
 
     def __init__(self, width_x: int, width_y: int) -> None:
@@ -111,8 +109,8 @@ def whitening(covariance: np.ndarray, who: str, *, ridge: float = RIDGE) -> Whit
     if values[-1] <= 0 or kept.sum() < MINIMUM_RANK:
         raise InputError(
             f"{who}: its vectors vary in {int(kept.sum()) if values[-1] > 0 else 0} of {len(values)} "
-            "directions, "
-            f"at least {MINIMUM_RANK} are needed to fit a map; this teacher says nothing about these captions"
+            f"directions, at least {MINIMUM_RANK} are needed to fit a map; this teacher says nothing about "
+            "these captions"
         )
     scale = np.sqrt(values[kept] + ridge * values[kept].mean())  # [k]
     basis = vectors[:, kept]  # [d, k]
@@ -143,8 +141,7 @@ class WhitenedMap:
         return (x.astype(np.float64) - self.mean_in) @ self.matrix + self.mean_out
 
     def gaps(self) -> dict[str, float]:
-        """Singular values: largest, smallest, and the smallest gap between neighbours, relative to the
-        largest.
+        """Singular values: largest, smallest, and the smallest gap of neighbours over the largest.
 
         A tiny gap leaves U and V free to turn within a plane, not U V^T: the mapped vectors stay the same.
         A smallest value near 0 does leave the map open in that direction.
@@ -165,8 +162,7 @@ def check_ratio(rows: int, width: int, who: str, *, force: bool = False) -> floa
         raise InputError(
             f"{who}: {rows} fit rows for {width} dimensions, N/d = {ratio:.1f}; at least "
             f"{MINIMUM_ROWS_PER_DIMENSION} are needed ({MINIMUM_ROWS_PER_DIMENSION * width} rows) for a map "
-            "that holds "
-            "out of sample: use more captions, or force it and read the out-of-sample score"
+            "that holds out of sample: use more captions, or force it and read the out-of-sample score"
         )
     return ratio
 
@@ -258,8 +254,8 @@ def check_disjoint(
     shared = np.intersect1d(fit_rows, rows)
     if shared.size:
         raise InputError(
-            f"{who}: {shared.size} of {len(rows)} scored rows were fitted (first: row {shared[0]}); "
-            "a map is scored only on rows it has not seen"
+            f"{who}: {shared.size} of {len(rows)} scored rows were fitted (first: row {shared[0]}); a map "
+            "is scored only on rows it has not seen"
         )
     if groups is None:
         return
@@ -280,8 +276,7 @@ def score_map(
     who: str = "map",
     groups: np.ndarray | None = None,
 ) -> Score:
-    """Score a map on rows it was not fitted to: x [n, d] teacher vectors, y [n, r] reference vectors, rows
-    their ids.
+    """Score a map on rows it was not fitted to: x [n, d] of the teacher, y [n, r] of the reference.
 
     Raises:
         InputError: a scored row, or an equal caption, was among the fitted ones.
@@ -320,9 +315,7 @@ def shuffled_score(
 
 
 def constant_score(mean: np.ndarray, y: np.ndarray) -> Score:
-    """The other baseline: every row mapped to the reference mean [r]. Its raw cosine shows how little raw
-    cosine says.
-    """
+    """The other baseline: every row mapped to the reference mean [r], whose raw cosine is high too."""
     return _score(np.broadcast_to(mean, y.shape).astype(np.float64), y, mean)
 
 

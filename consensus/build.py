@@ -18,14 +18,14 @@ import numpy as np
 
 from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.files import folder_lock, publish_file, read_json, write_json
-from captionbert.consensus.captions import Corpus, length_summary, open_corpus, prepare_corpus
+from captionbert.consensus.captions import Corpus, open_corpus, prepare_corpus
 from captionbert.consensus.embedding import embed_corpus
 from captionbert.consensus.frames import Frame, fit_frame, open_frame, open_teachers
 from captionbert.consensus.shards import MANIFEST, SHARD_ROWS, ShardSet, is_complete, probe_writable
 from captionbert.consensus.specs import TeacherSpec, parse_teacher
 from captionbert.consensus.targets import build_targets, open_targets
 from captionbert.consensus.teachers import Teacher, load_teacher
-from captionbert.probes.geometry import distribution_shift, geometry
+from captionbert.probes.geometry import distribution_shift, geometry, length_percentiles
 
 LENGTH_SAMPLE = 20_000  # captions whose tokens are counted for the input report
 CONTROL_ROWS = 2048
@@ -165,7 +165,7 @@ def _report_tokens(out: Path, corpus: Corpus, teacher: Teacher) -> None:
     lengths = teacher.token_lengths(corpus.texts(rows))
     if len(lengths):
         sampled = {"tokenizer_of": teacher.spec.name, "rows_sampled": len(rows)}
-        update_report(out, input={**found, "tokens": {**length_summary(lengths), **sampled}})
+        update_report(out, input={**found, "tokens": {**length_percentiles(lengths), **sampled}})
 
 
 def _control_corpus(sources: list[str], folder: Path) -> Corpus:
@@ -236,14 +236,13 @@ def fit(out: str | Path, *, sample_rows: int = 24_000, seed: int = 0, force: boo
 
 
 def _geometry_table(out: Path, info: dict[str, Any], corpus: Corpus, frame: Frame) -> dict[str, Any]:
-    """Effective rank with CV of every teacher and of the consensus on the scored rows, and of the control
-    corpus.
-    """
+    """Effective rank with CV of teachers and consensus, on the scored rows and on the control corpus."""
     shards = open_teachers(out, info, corpus)
     vectors = {name: s.read(frame.score_rows) for name, s in shards.items()}
     table = _with_consensus(vectors, frame, "")
-    if (out / "control" / "teachers").is_dir():
-        control = {name: ShardSet.open(out / "control" / "teachers" / name) for name in frame.teachers}
+    folders = {name: out / "control" / "teachers" / name for name in frame.teachers}
+    if all((folder / MANIFEST).is_file() for folder in folders.values()):  # a later teacher may lack it
+        control = {name: ShardSet.open(folder) for name, folder in folders.items()}
         table |= _with_consensus(
             {n: s.read(np.arange(s.rows)) for n, s in control.items()}, frame, "control: "
         )

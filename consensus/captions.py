@@ -32,6 +32,7 @@ from captionbert.artifacts.files import (
 )
 from captionbert.artifacts.progress import progress
 from captionbert.consensus.readers import Source, open_source, read_source
+from captionbert.probes.geometry import length_percentiles
 
 ARROW, INFO = "captions.arrow", "corpus.json"
 VERSION = 1
@@ -44,9 +45,7 @@ _NOT_PLAIN = re.compile(r"[^a-z0-9 ]")
 
 
 def grouped(rows: np.ndarray, step: int) -> Iterator[tuple[int, np.ndarray]]:
-    """(block number, places of `rows` that fall in it) for blocks of `step` rows: one sort, whatever the
-    counts.
-    """
+    """(block number, places of `rows` that fall in it) for blocks of `step` rows, by one sort."""
     if len(rows) == 0:
         return
     blocks = rows // step
@@ -301,12 +300,6 @@ def _spooled_texts(source: Any, rows: np.ndarray) -> list[str]:
     return texts
 
 
-def length_summary(lengths: np.ndarray) -> dict[str, int]:
-    """p50, p90, p99 and maximum of a set of lengths (in whatever unit they come)."""
-    p50, p90, p99 = (int(v) for v in np.percentile(lengths, (50, 90, 99), method="higher"))
-    return {"p50": p50, "p90": p90, "p99": p99, "max": int(lengths.max())}
-
-
 def _reusable(out: Path, inputs: dict[str, Any]) -> bool:
     """Whether `out` already holds the corpus of these inputs; anything else found there is an error."""
     recover_folder(out)
@@ -319,8 +312,8 @@ def _reusable(out: Path, inputs: dict[str, Any]) -> bool:
     if changed:
         k = changed[0]
         raise InputError(
-            f"{out}: holds a corpus made from other inputs; differs in {', '.join(changed)} "
-            f"({k}: there {found.get(k)!r}, now {inputs[k]!r}); choose another folder or remove this one"
+            f"{out}: holds a corpus made from other inputs; differs in {', '.join(changed)} ({k}: there "
+            f"{found.get(k)!r}, now {inputs[k]!r}); choose another folder or remove this one"
         )
     return True
 
@@ -395,5 +388,5 @@ def _build(texts: Iterator[str], folder: Path, inputs: dict[str, Any], tally: _T
         "inputs": inputs,
         "counts": tally.counts,
         "quarantined": tally.places,
-        "lengths": {"unit": "characters", **length_summary(lengths[kept])},
+        "lengths": {"unit": "characters", **length_percentiles(lengths[kept])},
     }

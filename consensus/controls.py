@@ -1,5 +1,7 @@
-"""Controls: comparisons that could refute a claim, declared before a number is seen. One that cannot fail is
-refused.
+"""Controls: comparisons that could refute a claim.
+
+A control names what is compared and which direction would refute the claim, before a number is seen; one that
+no outcome could make fail is refused.
 """
 
 from dataclasses import dataclass
@@ -52,8 +54,8 @@ class Control:
         if not self.holds(claim, control):
             raise InputError(
                 f"{who}: {self.statistic} {claim:.4f} is {self.refuted_when} that of {self.name} "
-                f"({control:.4f}) by "
-                f"{self.margin:g}: its vectors do not belong to these captions row by row; embed them again"
+                f"({control:.4f}) by {self.margin:g}: its vectors do not belong to these captions row by "
+                "row; embed them again"
             )
         return {
             "name": self.name,

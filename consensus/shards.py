@@ -61,8 +61,7 @@ def check_vectors(who: str, vectors: np.ndarray, rows: int, width: int, start: i
     if vectors.ndim != 2 or vectors.shape != (rows, width) or not np.issubdtype(vectors.dtype, np.floating):
         raise InputError(
             f"{who}: expected {rows} vectors of width {width} (floating point) for rows "
-            f"{start}..{start + rows - 1}, "
-            f"found shape {vectors.shape} of {vectors.dtype}"
+            f"{start}..{start + rows - 1}, found shape {vectors.shape} of {vectors.dtype}"
         )
     vectors = vectors.astype(np.float32, copy=False)
     bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
@@ -74,8 +73,7 @@ def check_vectors(who: str, vectors: np.ndarray, rows: int, width: int, start: i
     if largest.max() > FP16_MAX or largest.max() < FP16_TINY:
         raise InputError(
             f"{who}: rows {start}..{start + rows - 1}: largest value {largest.max():.3g} does not fit fp16 "
-            "storage "
-            f"({FP16_TINY:g}..{FP16_MAX:g}); scale the teacher's output"
+            f"storage ({FP16_TINY:g}..{FP16_MAX:g}); scale the teacher's output"
         )
     return vectors
 
@@ -155,8 +153,8 @@ class ShardWriter:
             self._save_manifest()
         except OSError as error:
             raise InputError(
-                f"{path}: cannot be written ({error}); the {len(self._records)} shards before it are intact: "
-                "free some space and run the same command again"
+                f"{path}: cannot be written ({error}); the {len(self._records)} shards before it are "
+                "intact: free some space and run the same command again"
             ) from None
 
     def _save_manifest(self) -> None:
@@ -184,8 +182,8 @@ def _load_manifest(folder: Path, expected: dict[str, Any] | None = None) -> dict
     manifest = read_json(folder / MANIFEST, kind=KIND)
     if manifest.get("version") != VERSION:
         raise InputError(
-            f"{folder / MANIFEST}: format version {manifest.get('version')!r}, this program reads {VERSION}; "
-            "use the program that wrote it or choose another folder"
+            f"{folder / MANIFEST}: format version {manifest.get('version')!r}, this program reads "
+            f"{VERSION}; use the program that wrote it or choose another folder"
         )
     for key, value in (expected or {}).items():
         if manifest.get(key) != value:
@@ -274,7 +272,8 @@ class ShardSet:
         if expected != manifest["rows"]:
             raise InputError(
                 f"{folder}: rows {expected} and on are not there yet ({len(manifest['records'])} shards, "
-                f"{manifest['rows']} rows wanted); run the command that makes it again: it goes on from there"
+                f"{manifest['rows']} rows wanted); run the command that makes it again: it goes on from "
+                "there"
             )
         return cls(folder, manifest)
 

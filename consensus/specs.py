@@ -74,8 +74,7 @@ def parse_teacher(text: str) -> TeacherSpec:
     if not Path(location).is_dir():
         raise InputError(
             f"teacher {text!r}: not a packaged name ({', '.join(PACKAGED)}), not a folder, and not a pinned "
-            "hub id; "
-            f"a hub model is given with its commit: {location.partition('@')[0]}@<40 hex digits>"
+            f"hub id; a hub model is given with its commit: {location.partition('@')[0]}@<40 hex digits>"
         )
     _check_digest(text, digest)
     own = (Path(location) / "modules.json").is_file()

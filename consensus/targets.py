@@ -36,9 +36,7 @@ class Targets:
         )
 
     def vectors(self, rows: np.ndarray) -> np.ndarray:
-        """float32 [n, E] of unit length for the row ids `rows`. Raises InputError for damaged shards and
-        foreign ids.
-        """
+        """float32 [n, E], unit rows, for row ids `rows`. Raises InputError for damaged shards and bad ids."""
         values = self._shards.read(rows)
         # fp16 storage leaves lengths within 1e-3 of 1: restored here
         values /= np.linalg.norm(values, axis=1, keepdims=True)
@@ -82,17 +80,14 @@ def build_targets(out: Path, info: dict[str, Any], corpus: Corpus, frame: Frame)
 
 
 def _refuse_stale(folder: Path, made_of: dict[str, str], frame_id: str) -> None:
-    """Targets on disk must be of this frame and of the teacher shards as they are now: by digest, not by
-    date.
-    """
+    """Targets on disk must be of this frame and of the teacher shards as they are now, by digest."""
     if not (folder / MANIFEST).is_file():
         return
     found = read_json(folder / MANIFEST)
     if found.get("frame_id") != frame_id:
         raise InputError(
-            f"{folder}: holds targets of frame {found.get('frame_id')}, the frame is now {frame_id}; "
-            "remove that folder to build them anew (runs trained on the old targets cannot be resumed on the "
-            "new)"
+            f"{folder}: holds targets of frame {found.get('frame_id')}, the frame is now {frame_id}; remove "
+            "that folder to build them anew (runs trained on the old targets cannot be resumed on the new)"
         )
     changed = [name for name, digest in made_of.items() if found.get("made_of", {}).get(name) != digest]
     if changed:
@@ -137,8 +132,7 @@ def _check_corpus(targets: Targets, corpus: Corpus) -> None:
     if targets.corpus_digest != corpus.digest:
         raise InputError(
             f"{targets.folder}: made for captions of digest {targets.corpus_digest}, {corpus.folder} has "
-            f"{corpus.digest}; "
-            "captions and targets must come from one `captionbert consensus` folder"
+            f"{corpus.digest}; captions and targets must come from one `captionbert consensus` folder"
         )
 
 

@@ -44,9 +44,7 @@ class Teacher(Protocol):
         """Vectors of the captions, in order: float32 [n, width]."""
 
     def token_lengths(self, texts: list[str]) -> np.ndarray:
-        """Tokens of each caption before truncation, special tokens included: int64 [n]; empty if it has no
-        tokens.
-        """
+        """Tokens of each caption before truncation, special ones included: int64 [n], or empty."""
 
 
 def load_teacher(spec: TeacherSpec) -> Teacher:
@@ -95,9 +93,8 @@ def _check_weights(spec: TeacherSpec, weights: list[Path]) -> str:
     found = digests[0] if len(digests) == 1 else digest_json(digests)
     if spec.digest is not None and found != spec.digest:
         raise InputError(
-            f"teacher {spec.name}: {weights[0].name} has SHA-256 {found}, expected {spec.digest}; "
-            "these are not the weights that were asked for: install or fetch them again, or correct the "
-            "digest"
+            f"teacher {spec.name}: {weights[0].name} has SHA-256 {found}, expected {spec.digest}; these are "
+            "not the weights that were asked for: install or fetch them again, or correct the digest"
         )
     return found
 
@@ -109,9 +106,7 @@ def _files_digest(folder: Path) -> str:
 
 
 def fingerprint_of(spec: TeacherSpec, content: Any) -> str:
-    """Digest of what decides a teacher's vectors: its content and how it is run, not its name or where it
-    lies.
-    """
+    """Digest of what decides a teacher's vectors: its content and how it is run, not its name or place."""
     ways = {
         k: v for k, v in asdict(spec).items() if k in ("kind", "pooling", "max_length", "prompt", "dtype")
     }
@@ -140,16 +135,17 @@ class _TokenTeacher:
     fingerprint: str
     _tokenizer: Any
     _max_length: int
+    _own_prompt: str = ""  # what the model's files say comes before a text; a prompt of the spec replaces it
 
     def token_lengths(self, texts: list[str]) -> np.ndarray:
         """Tokens of each caption before truncation: int64 [n]."""
-        rows = self._tokenizer(self._prompted(texts), truncation=False, padding=False, verbose=False)[
-            "input_ids"
-        ]
+        texts = self._prompted(texts)
+        rows = self._tokenizer(texts, truncation=False, padding=False, verbose=False)["input_ids"]
         return np.array([len(r) for r in rows], dtype=np.int64)
 
     def _prompted(self, texts: list[str]) -> list[str]:
-        return [self.spec.prompt + t for t in texts] if self.spec.prompt else texts
+        prompt = self.spec.prompt or self._own_prompt
+        return [prompt + t for t in texts] if prompt else texts
 
     def encode(self, texts: list[str]) -> np.ndarray:
         """float32 [n, width] in the order of `texts`. Raises InputError where a batch has another width."""
@@ -169,8 +165,8 @@ class _TokenTeacher:
             vectors = self._encode_batch(ids, mask.astype(np.int64))
             if vectors.shape != (len(places), self.width):
                 raise InputError(
-                    f"teacher {self.spec.name}: expected vectors of shape {(len(places), self.width)}, found "
-                    f"{vectors.shape}"
+                    f"teacher {self.spec.name}: expected vectors of shape {(len(places), self.width)}, "
+                    f"found {vectors.shape}"
                 )
             out[places] = vectors
         return out
@@ -198,7 +194,7 @@ class TorchTeacher(_TokenTeacher):
         weights = _check_weights(spec, sorted(folder.glob("*.safetensors")))
         self.spec = spec
         self.fingerprint = fingerprint_of(spec, {"weights": weights, "files": _files_digest(folder)})
-        self._modules, self._tokenizer, own_length = _torch_modules(spec, folder)
+        self._modules, self._tokenizer, own_length, self._own_prompt = _torch_modules(spec, folder)
         self._max_length = min(spec.max_length or own_length, own_length)
         self.width = self._encode_batch(np.ones((1, 2), np.int64), np.ones((1, 2), np.int64)).shape[1]
 
@@ -225,8 +221,8 @@ def _to_float32(value: Any) -> Any:
     return value.float() if torch.is_tensor(value) and value.is_floating_point() else value
 
 
-def _torch_modules(spec: TeacherSpec, folder: Path) -> tuple[list[Any], Any, int]:
-    """(modules that pass a feature dict on, tokenizer, longest input in tokens)."""
+def _torch_modules(spec: TeacherSpec, folder: Path) -> tuple[list[Any], Any, int, str]:
+    """(modules that pass a feature dict on, tokenizer, longest input in tokens, the model's own prompt)."""
     import torch
     from transformers.utils import logging
 
@@ -241,24 +237,27 @@ def _torch_modules(spec: TeacherSpec, folder: Path) -> tuple[list[Any], Any, int
     except (OSError, ValueError, KeyError, ImportError) as error:
         if isinstance(error, ValueError) and "trust_remote_code" in str(error):
             raise InputError(
-                f"teacher {spec.name}: its folder needs its own code, which is not run; "
-                "export it to ONNX and give onnx:FILE:TOKENIZER"
+                f"teacher {spec.name}: its folder needs its own code, which is not run; export it to ONNX "
+                "and give onnx:FILE:TOKENIZER"
             ) from None
         raise InputError(f"teacher {spec.name}: cannot be loaded from {folder}: {error}") from error
 
 
-def _sentence_transformer(folder: Path, dtype: Any, device: str) -> tuple[list[Any], Any, int]:
+def _sentence_transformer(folder: Path, dtype: Any, device: str) -> tuple[list[Any], Any, int, str]:
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(
         str(folder), device=device, local_files_only=True, model_kwargs={"use_safetensors": True}
     ).eval()
     modules = [module.float() for module in model]
+    if not hasattr(modules[0], "auto_model"):
+        raise ValueError(f"its first module is {type(modules[0]).__name__}, expected a Transformer")
     modules[0].to(dtype)
-    return modules, model.tokenizer, int(model.max_seq_length or 512)
+    prompt = (model.prompts or {}).get(model.default_prompt_name or "") or ""
+    return modules, model.tokenizer, int(model.max_seq_length or 512), prompt
 
 
-def _auto_model(spec: TeacherSpec, folder: Path, dtype: Any, device: str) -> tuple[list[Any], Any, int]:
+def _auto_model(spec: TeacherSpec, folder: Path, dtype: Any, device: str) -> tuple[list[Any], Any, int, str]:
     from transformers import AutoModel
 
     model = (
@@ -268,7 +267,7 @@ def _auto_model(spec: TeacherSpec, folder: Path, dtype: Any, device: str) -> tup
     )
     tokenizer = _load_tokenizer(spec, folder)
     limits = [getattr(model.config, "max_position_embeddings", 512), tokenizer.model_max_length, 512]
-    return [_MeanPooled(model)], tokenizer, int(min(limits))
+    return [_MeanPooled(model)], tokenizer, int(min(limits)), ""
 
 
 class _MeanPooled:
@@ -311,9 +310,7 @@ class OnnxTeacher(_TokenTeacher):
         return {name: given[name] for name in self._inputs}
 
     def _choose_output(self) -> str:
-        """Name of the token states (float, rank 3), else of pooled vectors (float, rank 2): seen on one short
-        row.
-        """
+        """Name of the token states (float, rank 3), else of pooled vectors (rank 2), seen on one row."""
         names = [o.name for o in self._session.get_outputs()]
         values = self._session.run(names, self._feed(np.ones((1, 3), np.int64), np.ones((1, 3), np.int64)))
         for rank in (3, 2):
@@ -375,9 +372,7 @@ class FunctionTeacher:
 def teacher_from_function(
     name: str, width: int, function: Callable[[list[str]], np.ndarray], *, content: str | None = None
 ) -> FunctionTeacher:
-    """A teacher from `function` (captions -> [n, width]); `content` stands for its weights in the
-    fingerprint.
-    """
+    """A teacher from `function` (captions -> [n, width]); `content` stands for its weights."""
     return FunctionTeacher(
         TeacherSpec(name, "function", name, dtype="fp32"), width, function, content or name
     )

@@ -40,9 +40,8 @@ class Geometry:
 
     def __str__(self) -> str:
         return (
-            f"effective rank {self.effective_rank:.1f} of {self.width}, CV {self.cv:.3f} "
-            f"(random unit vectors {self.cv_random:.3f}), self-cosine {self.self_cosine:+.3f}, {self.rows} "
-            "rows"
+            f"effective rank {self.effective_rank:.1f} of {self.width}, CV {self.cv:.3f} (random unit "
+            f"vectors {self.cv_random:.3f}), self-cosine {self.self_cosine:+.3f}, {self.rows} rows"
         )
 
 
@@ -108,8 +107,7 @@ def simplex_volumes(points: np.ndarray) -> np.ndarray:
 
 
 def simplex_cv(x: np.ndarray, *, seed: int = 0, simplices: int = SIMPLICES) -> float:
-    """std / mean of the volumes of `simplices` random 5-point simplices of the unit-normalised rows of x [N,
-    d].
+    """std / mean of the volumes of random 5-point simplices of the unit-normalised rows of x [N, d].
 
     0 where every volume is 0 (rows that span less than 4 dimensions).
     """
@@ -209,8 +207,7 @@ def variety(texts_or_lengths: Sequence[str] | np.ndarray, x: np.ndarray, *, seed
 
 @dataclass(frozen=True)
 class Mimicry:
-    """How often the nearest of n targets is the student row's own. Not a capability: it has no place in a
-    task table.
+    """How often the nearest of n targets is the student row's own. It has no place in a task table.
 
     Attributes:
         mimicry_recall_at_1: 0..1. chance: 1 / n. variety: of the query rows.
@@ -288,8 +285,8 @@ class Shift:
     def __str__(self) -> str:
         verdict = "SHIFTED" if self.shifted else "alike"
         return (
-            f"lengths p99 {self.a['p99']} -> {self.b['p99']} (x{self.p99_ratio:.2f}), "
-            f"max {self.a['max']} -> {self.b['max']} (x{self.max_ratio:.2f}): {verdict}"
+            f"lengths p99 {self.a['p99']} -> {self.b['p99']} (x{self.p99_ratio:.2f}), max {self.a['max']} "
+            f"-> {self.b['max']} (x{self.max_ratio:.2f}): {verdict}"
         )
 
 

@@ -1,5 +1,6 @@
 """The frame: the consensus formula by hand, its id, and what it refuses to be built from."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -39,11 +40,17 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@pytest.fixture(scope="module")
+def made_once(source: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "d"
+    embed([source], [toy("ref", 12), toy("wide", 20), toy("slim", 8)], folder, held_out=20, shard_rows=256)
+    return folder
+
+
 @pytest.fixture
-def embedded(source: str, tmp_path: Path) -> Path:
-    teachers = [toy("ref", 12), toy("wide", 20), toy("slim", 8)]
-    embed([source], teachers, tmp_path / "d", held_out=20, shard_rows=128)
-    return tmp_path / "d"
+def embedded(made_once: Path, tmp_path: Path) -> Path:
+    """A copy of an embedded folder, to fit in or to damage."""
+    return Path(shutil.copytree(made_once, tmp_path / "d"))
 
 
 def fitted(folder: Path, **options: object) -> Frame:
@@ -96,7 +103,7 @@ def test_frame_id_is_the_reference_and_the_maps(embedded: Path, source: str, tmp
         [toy("ref", 12), toy("wide", 20), toy("slim", 8)],
         tmp_path / "again",
         held_out=20,
-        shard_rows=128,
+        shard_rows=256,
     )
     assert fitted(tmp_path / "again").frame_id == frame.frame_id
     others = {
@@ -106,7 +113,7 @@ def test_frame_id_is_the_reference_and_the_maps(embedded: Path, source: str, tmp
     }
     ids = {frame.frame_id}
     for name, teachers in others.items():
-        embed([source], teachers, tmp_path / name, held_out=20, shard_rows=128)
+        embed([source], teachers, tmp_path / name, held_out=20, shard_rows=256)
         ids.add(fitted(tmp_path / name).frame_id)
     assert len(ids) == 4
     assert fitted(embedded, seed=3).frame_id not in ids
@@ -122,7 +129,7 @@ def test_a_refit_with_the_same_inputs_reuses(embedded: Path) -> None:
 
 
 def test_a_forced_frame_is_not_reused_silently(source: str, tmp_path: Path) -> None:
-    embed([source], [toy("ref", 12), toy("wide", 60)], tmp_path / "d", shard_rows=128)
+    embed([source], [toy("ref", 12), toy("wide", 60)], tmp_path / "d", shard_rows=256)
     with pytest.raises(InputError, match=r"teacher wide: .* fit rows for 60 dimensions"):
         fitted(tmp_path / "d")
     assert fitted(tmp_path / "d", force=True).table["wide"]["rows_per_dimension"] < 10
@@ -145,7 +152,7 @@ def test_a_shuffled_teacher_fails_the_fit(source: str, tmp_path: Path) -> None:
 def test_teachers_of_another_corpus_or_fingerprint_are_refused(embedded: Path, tmp_path: Path) -> None:
     info, corpus = open_consensus(embedded)
     (tmp_path / "b.txt").write_text("\n".join(f"cat dog {i}" for i in range(600)))
-    embed([str(tmp_path / "b.txt")], [toy("slim", 8)], tmp_path / "other", shard_rows=128)
+    embed([str(tmp_path / "b.txt")], [toy("slim", 8)], tmp_path / "other", shard_rows=256)
     mine, theirs = embedded / "teachers" / "slim", tmp_path / "other" / "teachers" / "slim"
     mine.rename(tmp_path / "kept")
     theirs.rename(mine)

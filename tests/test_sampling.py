@@ -15,7 +15,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     folder = tmp_path_factory.mktemp("corpus")
     short = [f"cat {i}" for i in range(600)]
     long = [f"a considerably longer caption about a dog number {i}" for i in range(400)]
-    (folder / "a.txt").write_text("\n".join(short + long + short[:50]))
+    mixed = np.random.default_rng(0).permutation(short + long).tolist()
+    (folder / "a.txt").write_text("\n".join(mixed + short[:50]))
     return prepare_corpus([str(folder / "a.txt")], folder / "c", held_out=30, deduplicate=False)
 
 

@@ -1,5 +1,6 @@
 """Targets: unit vectors of one corpus and one frame, refused everywhere else."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -41,12 +42,19 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@pytest.fixture(scope="module")
+def made_once(source: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "d"
+    build.embed([source], [toy("ref", 12), toy("wide", 16)], folder, held_out=20, shard_rows=128)
+    build.fit(folder)
+    build.targets(folder)
+    return folder
+
+
 @pytest.fixture
-def done(source: str, tmp_path: Path) -> Path:
-    build.embed([source], [toy("ref", 12), toy("wide", 16)], tmp_path / "d", held_out=20, shard_rows=128)
-    build.fit(tmp_path / "d")
-    build.targets(tmp_path / "d")
-    return tmp_path / "d"
+def done(made_once: Path, tmp_path: Path) -> Path:
+    """A copy of a finished consensus folder, to damage."""
+    return Path(shutil.copytree(made_once, tmp_path / "d"))
 
 
 def test_targets_are_the_consensus_of_their_rows(done: Path) -> None:

@@ -83,6 +83,23 @@ def test_sentence_transformer_modules_are_honoured(st_folder: Path, captions: li
     np.testing.assert_allclose(teacher.encode(captions[:50]), expected, atol=2e-6)
 
 
+def test_the_default_prompt_of_a_model_is_used(st_folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "prompted"
+    shutil.copytree(st_folder, folder)
+    path = folder / "config_sentence_transformers.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "prompts": {"red": "the red car "}, "default_prompt_name": "red"}))
+    plain, prompted = (
+        load_teacher(replace(parse_teacher(str(f)), dtype="fp32")) for f in (st_folder, folder)
+    )
+    expected = plain.encode(["the red car sleeps at night."])
+    np.testing.assert_allclose(prompted.encode(["sleeps at night."]), expected, atol=1e-6)
+    other = load_teacher(replace(prompted.spec, prompt="a man "))
+    np.testing.assert_allclose(other.encode(["runs"]), plain.encode(["a man runs"]), atol=1e-6)
+
+
 def test_bf16_stays_close_and_is_another_fingerprint(st_folder: Path, captions: list[str]) -> None:
     spec = parse_teacher(str(st_folder))
     assert spec.dtype == "bf16"
