@@ -103,7 +103,7 @@ class CaptionBertConfig(PretrainedConfig):
         self.layer_norm_eps = layer_norm_eps
         self.initializer_range = initializer_range
         self._check()
-        super().__init__(pad_token_id=pad_token_id, **kwargs)
+        super().__init__(**{"pad_token_id": pad_token_id, **kwargs})
 
     @classmethod
     def presets(cls) -> list[str]:

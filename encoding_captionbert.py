@@ -49,7 +49,9 @@ def token_ids(tokenizer: Any, texts: Sequence[str], max_length: int) -> list[lis
     """
     cut = [text[: max_length * CHARACTERS_A_TOKEN] for text in texts]
     if not isinstance(tokenizer, Tokenizer):
-        return tokenizer(cut, truncation=True, max_length=max_length, return_attention_mask=False)["input_ids"]
+        return tokenizer(cut, truncation=True, max_length=max_length, return_attention_mask=False)[
+            "input_ids"
+        ]
     if tokenizer.truncation is None or tokenizer.truncation["max_length"] != max_length:
         tokenizer.enable_truncation(max_length)
     if tokenizer.padding is not None:
@@ -120,7 +122,10 @@ def encode(
     was_training = model.training
     model.eval()
     try:
-        with torch.inference_mode(), tqdm(total=len(texts), unit="text", disable=None if show_progress else True) as bar:
+        with (
+            torch.inference_mode(),
+            tqdm(total=len(texts), unit="text", disable=None if show_progress else True) as bar,
+        ):
             for start in range(0, len(texts), WINDOW):
                 ids = token_ids(tokenizer, texts[start : start + WINDOW], max_length)
                 for rows in token_batches([len(row) for row in ids], batch_tokens):

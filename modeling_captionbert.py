@@ -28,7 +28,9 @@ from .rotary_captionbert import rotary_turns, rotate
 
 SHORT_ROW = 128  # tokens up to which plain attention serves a packed row with a graph
 # What attends to what: takes query, key, value [B, H, T, C] and gives the context [B, T, H, C] and the weights, if any.
-Attend = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
+Attend = Callable[
+    [nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]
+]
 
 
 def eager_attention(
@@ -61,8 +63,12 @@ def _visible_mask(implementation: str, visible: torch.Tensor | None) -> Any:
         from torch.nn.attention.flex_attention import create_block_mask
 
         rows, length = visible.shape
-        return create_block_mask(lambda b, h, q, k: visible[b, k], rows, None, length, length, str(visible.device))
-    return visible[:, None, None, :]  # [B, 1, 1, T]: broadcast over heads and queries, no length-squared buffer
+        return create_block_mask(
+            lambda b, h, q, k: visible[b, k], rows, None, length, length, str(visible.device)
+        )
+    return visible[
+        :, None, None, :
+    ]  # [B, 1, 1, T]: broadcast over heads and queries, no length-squared buffer
 
 
 def _attend_padded(implementation: str, visible: torch.Tensor | None) -> Attend:
@@ -106,7 +112,9 @@ def _attend_packed(lengths: Sequence[int]) -> Attend:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         contexts = []
         # split, not slices: its backward is one concatenation instead of a zero-filled tensor a run
-        for (length, rows), *parts in zip(runs, *(x.squeeze(0).split(sizes, dim=1) for x in (query, key, value))):
+        for (length, rows), *parts in zip(
+            runs, *(x.squeeze(0).split(sizes, dim=1) for x in (query, key, value))
+        ):
             # [H, rows * length, C] -> [rows, H, length, C], a view: the tokens of one caption are adjacent
             views = (part.unflatten(1, (rows, length)).transpose(0, 1) for part in parts)
             contexts.append(_packed_attention(module, *views).flatten(0, 1))  # [rows * length, H, C]
@@ -158,7 +166,9 @@ class CaptionBertAttention(nn.Module):
         if turns is not None:
             query_key = rotate(query_key, turns[:, :, None, None])  # turns: [B or 1, T, P]
         query, key = query_key.unbind(2)  # [B, T, H, C] each
-        context, weights = attend(self, query.transpose(1, 2), key.transpose(1, 2), value.squeeze(2).transpose(1, 2))
+        context, weights = attend(
+            self, query.transpose(1, 2), key.transpose(1, 2), value.squeeze(2).transpose(1, 2)
+        )
         return self.output(context.flatten(-2)), weights
 
 
@@ -230,7 +240,7 @@ class CaptionBertProjection(nn.Module):
 
 
 class CaptionBertModel(PreTrainedModel):
-    """The encoder. `last_hidden_state` is [B, T, D]; `pooler_output` is the unit-length sentence vector [B, E], fp32."""
+    """The encoder: `last_hidden_state` [B, T, D], and `pooler_output`, the unit-length sentence vector [B, E], fp32."""
 
     config_class = CaptionBertConfig
     base_model_prefix = "captionbert"
@@ -273,7 +283,7 @@ class CaptionBertModel(PreTrainedModel):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Replace the token embedding table."""
-        self.embeddings.word_embeddings = value
+        self.embeddings.word_embeddings = value  # type: ignore[assignment]
 
     def forward(
         self,
@@ -337,7 +347,9 @@ class CaptionBertModel(PreTrainedModel):
             [B, E] fp32 unit rows, in the order given.
         """
         if sum(lengths) != input_ids.shape[0] or min(lengths, default=0) < 1:
-            raise ValueError(f"lengths must be positive and sum to {input_ids.shape[0]} ids, not {sum(lengths)}")
+            raise ValueError(
+                f"lengths must be positive and sum to {input_ids.shape[0]} ids, not {sum(lengths)}"
+            )
         self._check_length(max(lengths))
         sizes = torch.tensor(lengths, device=input_ids.device)
         starts = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
@@ -356,10 +368,13 @@ class CaptionBertModel(PreTrainedModel):
     def _wanted(self, name: str, value: bool | None) -> bool:
         return bool(getattr(self.config, name, False) if value is None else value)
 
-    def _embed_tokens(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+    def _embed_tokens(
+        self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None
+    ) -> torch.Tensor:
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
-        if inputs_embeds is not None:
+        if input_ids is None:
+            assert inputs_embeds is not None
             return inputs_embeds
         if input_ids.numel() and not torch.compiler.is_compiling():
             low, high = (int(x) for x in input_ids.aminmax())
@@ -393,7 +408,9 @@ class CaptionBertModel(PreTrainedModel):
         else:
             visible = torch.ones(embedded.shape[:2], dtype=torch.bool, device=embedded.device)
         if visible.shape != embedded.shape[:2]:
-            raise ValueError(f"attention_mask has shape {tuple(visible.shape)}, the input {tuple(embedded.shape[:2])}")
+            raise ValueError(
+                f"attention_mask has shape {tuple(visible.shape)}, the input {tuple(embedded.shape[:2])}"
+            )
         empty = ~visible.any(dim=1, keepdim=True)
         first = torch.arange(visible.shape[1], device=visible.device)[None] == 0
         visible = visible | (empty & first)
@@ -412,7 +429,7 @@ class CaptionBertModel(PreTrainedModel):
 
     def _run_layers(
         self, embedded: torch.Tensor, positions: torch.Tensor, attend: Attend, keep_states: bool
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None, tuple[torch.Tensor | None, ...]]:
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None, tuple[torch.Tensor, ...]]:
         """The trunk: normalised token states, the states on the way if kept, and the attention weights if any."""
         turns = None
         if self.config.position_type == "rotary":
@@ -421,7 +438,8 @@ class CaptionBertModel(PreTrainedModel):
         all_states, all_weights = [hidden], []
         for layer in self.layers:
             hidden, weights = layer(hidden, attend, turns)
-            all_weights.append(weights)
+            if weights is not None:
+                all_weights.append(weights)
             if keep_states:
                 all_states.append(hidden)
         return self.final_norm(hidden), tuple(all_states) if keep_states else None, tuple(all_weights)

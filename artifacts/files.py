@@ -98,9 +98,13 @@ def read_json(path: str | Path, *, kind: str | None = None) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"{path}: no such file" + (f"; expected a {kind} file there" if kind else "")) from None
+        raise InputError(
+            f"{path}: no such file" + (f"; expected a {kind} file there" if kind else "")
+        ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not valid JSON ({error}); it is damaged or was not written by this tool") from None
+        raise InputError(
+            f"{path}: not valid JSON ({error}); it is damaged or was not written by this tool"
+        ) from None
     if not isinstance(value, dict):
         raise InputError(f"{path}: expected a JSON object, found {type(value).__name__}")
     if kind is not None and value.get("kind") != kind:
@@ -117,7 +121,10 @@ def _write_manifest(folder: Path, extra: dict[str, Any]) -> None:
     for file in _folder_files(folder):
         os.chmod(file, _FILE_MODE)  # some writers (safetensors) create files that only their owner can read
         _fsync_path(file)
-        files[file.relative_to(folder).as_posix()] = {"size": file.stat().st_size, "sha256": sha256_file(file)}
+        files[file.relative_to(folder).as_posix()] = {
+            "size": file.stat().st_size,
+            "sha256": sha256_file(file),
+        }
     write_json(folder / MANIFEST, {"kind": "folder-manifest", "files": files, **extra})
     for directory in [p for p in folder.rglob("*") if p.is_dir()] + [folder]:
         os.chmod(directory, _FOLDER_MODE)
@@ -173,13 +180,21 @@ def verify_folder(path: str | Path) -> dict[str, Any]:
         if not file.is_file():
             raise InputError(f"{file}: missing, but listed in {path / MANIFEST}")
         if file.stat().st_size != record["size"]:
-            raise InputError(f"{file}: expected {record['size']} bytes, found {file.stat().st_size}; it was cut or changed")
+            raise InputError(
+                f"{file}: expected {record['size']} bytes, found {file.stat().st_size}; it was cut or changed"
+            )
         found = sha256_file(file)
         if found != record["sha256"]:
-            raise InputError(f"{file}: expected SHA-256 {record['sha256']}, found {found}; its content was changed")
-    unlisted = [str(p) for p in _folder_files(path) if p.relative_to(path).as_posix() not in manifest["files"]]
+            raise InputError(
+                f"{file}: expected SHA-256 {record['sha256']}, found {found}; its content was changed"
+            )
+    unlisted = [
+        str(p) for p in _folder_files(path) if p.relative_to(path).as_posix() not in manifest["files"]
+    ]
     if unlisted:
-        raise InputError(f"{unlisted[0]}: not listed in {path / MANIFEST}; remove it or write the folder again")
+        raise InputError(
+            f"{unlisted[0]}: not listed in {path / MANIFEST}; remove it or write the folder again"
+        )
     return manifest
 
 
@@ -198,7 +213,9 @@ def folder_lock(path: str | Path) -> Iterator[None]:
         except BlockingIOError:
             stream.seek(0)
             holder = stream.read().strip() or "another process"
-            raise InputError(f"{path}: in use by {holder}; wait for it, stop it, or choose another folder") from None
+            raise InputError(
+                f"{path}: in use by {holder}; wait for it, stop it, or choose another folder"
+            ) from None
         stream.truncate(0)
         stream.write(f"process {os.getpid()} on {socket.gethostname()}")
         stream.flush()

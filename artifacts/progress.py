@@ -15,4 +15,6 @@ def progress(
     initial: int = 0,
 ) -> Any:
     """A tqdm bar over `iterable` (or a manual one with `.update`), disabled unless stderr is a terminal."""
-    return tqdm(iterable, total=total, desc=desc, unit=unit, initial=initial, disable=None, dynamic_ncols=True)
+    return tqdm(
+        iterable, total=total, desc=desc, unit=unit, initial=initial, disable=None, dynamic_ncols=True
+    )

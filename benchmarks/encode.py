@@ -33,9 +33,9 @@ def read_texts(path: Path | None, count: int) -> list[str]:
     """The first `count` lines of a text file (.gz or not), or generated captions."""
     if path is None:
         return list(scenes(count, seed=0))
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    with opened as stream:
-        return [line.strip() for line in stream if line.strip()][:count]
+    data = path.read_bytes()
+    lines = (gzip.decompress(data) if path.suffix == ".gz" else data).decode().split("\n")
+    return [line.strip() for line in lines if line.strip()][:count]
 
 
 def long_texts(texts: list[str], tokenizer: Any, count: int, tokens: int = 512) -> list[str]:
@@ -91,7 +91,9 @@ def compare(dtype: str, texts: list[str], max_length: int, rounds: int) -> dict[
 
 def main() -> None:
     """Print one line a comparison and, with --json, write all of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--texts", type=Path, help="a file of captions, one a line, .gz or not")
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--long-count", type=int, default=64)

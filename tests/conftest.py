@@ -1,4 +1,4 @@
-"""What every test shares: a tiny config and model, a tiny WordPiece tokenizer, a few captions, the shared data folder."""
+"""What every test shares: a tiny config, model and tokenizer, a few captions, the shared data folder."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,16 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 ROOT = Path(__file__).resolve().parent.parent
-SUBJECTS = ["a man", "a woman", "two dogs", "a black cat", "the old boat", "a child", "three birds", "a red car"]
+SUBJECTS = [
+    "a man",
+    "a woman",
+    "two dogs",
+    "a black cat",
+    "the old boat",
+    "a child",
+    "three birds",
+    "a red car",
+]
 VERBS = ["runs", "sleeps", "jumps", "waits", "plays", "stands", "turns", "rests"]
 PLACES = ["on the beach", "in a park", "near the river", "under a tree", "by the road", "at night", "in snow"]
 
@@ -32,7 +41,16 @@ def tiny_tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     words = sorted({w for text in SUBJECTS + VERBS + PLACES for w in text.split()})
     letters = [chr(c) for c in range(ord("a"), ord("z") + 1)]
-    vocab = [*special, *words, *letters, *("##" + c for c in letters), *"0123456789", *".,!?;:'-", "##s", "##ing"]
+    vocab = [
+        *special,
+        *words,
+        *letters,
+        *("##" + c for c in letters),
+        *"0123456789",
+        *".,!?;:'-",
+        "##s",
+        "##ing",
+    ]
     ids = {token: i for i, token in enumerate(dict.fromkeys(vocab))}
     tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -54,7 +72,7 @@ def tiny_tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_config(tiny_tokenizer_dir: Path):  # noqa: ANN201 - the class is imported late
+def tiny_config(tiny_tokenizer_dir: Path):
     """Two layers of width 32: every code path, milliseconds a call."""
     from transformers import PreTrainedTokenizerFast
 
@@ -74,7 +92,7 @@ def tiny_config(tiny_tokenizer_dir: Path):  # noqa: ANN201 - the class is import
 
 
 @pytest.fixture
-def tiny_model(tiny_config):  # noqa: ANN001, ANN201
+def tiny_model(tiny_config):
     """A seeded model of `tiny_config`, in evaluation mode."""
     import torch
 

@@ -65,5 +65,12 @@ def test_a_saved_config_comes_back_equal(tmp_path: Path) -> None:
     config = CaptionBertConfig.from_preset("relative-16", pooling="attention", layer_norm_eps=1e-6)
     config.save_pretrained(tmp_path)
     again = CaptionBertConfig.from_pretrained(tmp_path)
-    for name in ("rotary_base", "pooling", "layer_norm_eps", "position_type", "num_attention_heads", "pad_token_id"):
+    for name in (
+        "rotary_base",
+        "pooling",
+        "layer_norm_eps",
+        "position_type",
+        "num_attention_heads",
+        "pad_token_id",
+    ):
         assert getattr(again, name) == getattr(config, name), name

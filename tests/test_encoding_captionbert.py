@@ -13,7 +13,7 @@ from captionbert.modeling_captionbert import CaptionBertModel
 
 
 @pytest.fixture
-def tokenizer(tiny_tokenizer_dir: Path):  # noqa: ANN201
+def tokenizer(tiny_tokenizer_dir: Path):
     return AutoTokenizer.from_pretrained(tiny_tokenizer_dir)
 
 
@@ -29,7 +29,7 @@ def test_batches_fill_a_token_budget_and_hold_each_text_once() -> None:
 
 @pytest.mark.parametrize("batch_tokens", [1, 40, 4096])
 def test_vectors_equal_plain_forward_calls_in_the_order_given(
-    tiny_model: CaptionBertModel, tokenizer, captions: list[str], batch_tokens: int  # noqa: ANN001
+    tiny_model: CaptionBertModel, tokenizer, captions: list[str], batch_tokens: int
 ) -> None:
     texts = [*captions[:20], "", captions[3] + " " + captions[70], captions[0]]
     vectors = tiny_model.encode(texts, tokenizer, batch_tokens=batch_tokens)
@@ -42,7 +42,7 @@ def test_vectors_equal_plain_forward_calls_in_the_order_given(
 
 
 def test_a_plain_tokenizers_tokenizer_serves_as_well(
-    tiny_model: CaptionBertModel, tokenizer, tiny_tokenizer_dir: Path, captions: list[str]  # noqa: ANN001
+    tiny_model: CaptionBertModel, tokenizer, tiny_tokenizer_dir: Path, captions: list[str]
 ) -> None:
     plain = Tokenizer.from_file(str(tiny_tokenizer_dir / "tokenizer.json"))
     plain.enable_padding(length=64)
@@ -53,7 +53,7 @@ def test_a_plain_tokenizers_tokenizer_serves_as_well(
 
 
 def test_a_model_from_a_folder_finds_its_tokenizer(
-    tiny_model: CaptionBertModel, tokenizer, captions: list[str], tmp_path: Path  # noqa: ANN001
+    tiny_model: CaptionBertModel, tokenizer, captions: list[str], tmp_path: Path
 ) -> None:
     tiny_model.save_pretrained(tmp_path)
     loaded = CaptionBertModel.from_pretrained(tmp_path)
@@ -63,7 +63,7 @@ def test_a_model_from_a_folder_finds_its_tokenizer(
     assert np.array_equal(loaded.encode(captions[:3]), tiny_model.encode(captions[:3], tokenizer))
 
 
-def test_long_texts_are_cut_at_the_limit(tiny_model: CaptionBertModel, tokenizer) -> None:  # noqa: ANN001
+def test_long_texts_are_cut_at_the_limit(tiny_model: CaptionBertModel, tokenizer) -> None:
     long = "a man runs " * 400
     cut = tiny_model.encode([long], tokenizer)
     exact = tiny_model.encode([long], tokenizer, max_length=128)
@@ -75,15 +75,19 @@ def test_long_texts_are_cut_at_the_limit(tiny_model: CaptionBertModel, tokenizer
         np.testing.assert_allclose(shorter[0], tiny_model(**ids).pooler_output[0].numpy(), atol=2e-6)
 
 
-def test_truncated_vectors_are_unit_again(tiny_model: CaptionBertModel, tokenizer, captions: list[str]) -> None:  # noqa: ANN001
+def test_truncated_vectors_are_unit_again(
+    tiny_model: CaptionBertModel, tokenizer, captions: list[str]
+) -> None:
     whole = tiny_model.encode(captions[:5], tokenizer)
     cut = tiny_model.encode(captions[:5], tokenizer, truncate_dim=8)
     assert cut.shape == (5, 8)
     np.testing.assert_allclose(np.linalg.norm(cut, axis=1), 1.0, atol=1e-6)
-    np.testing.assert_allclose(cut, whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True), atol=1e-6)
+    np.testing.assert_allclose(
+        cut, whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True), atol=1e-6
+    )
 
 
-def test_odd_inputs(tiny_model: CaptionBertModel, tokenizer) -> None:  # noqa: ANN001
+def test_odd_inputs(tiny_model: CaptionBertModel, tokenizer) -> None:
     assert tiny_model.encode([], tokenizer).shape == (0, 24)
     with pytest.raises(TypeError, match="wrap a single one"):
         tiny_model.encode("a man", tokenizer)
@@ -96,7 +100,7 @@ def test_odd_inputs(tiny_model: CaptionBertModel, tokenizer) -> None:  # noqa: A
         tiny_model.encode(["a man"])
 
 
-def test_the_training_mode_is_restored(tiny_model: CaptionBertModel, tokenizer) -> None:  # noqa: ANN001
+def test_the_training_mode_is_restored(tiny_model: CaptionBertModel, tokenizer) -> None:
     tiny_model.train()
     tiny_model.encode(["a man"], tokenizer)
     assert tiny_model.training

@@ -27,14 +27,21 @@ def test_digests_agree_and_depend_on_content(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     assert sha256_file(tmp_path / "a") == sha256_bytes(b"abc")
     assert sha256_bytes(b"abc").startswith("ba7816bf")  # FIPS 180-2 example
-    assert digest_json({"a": 1, "b": [2]}) == digest_json({"b": [2], "a": 1}) != digest_json({"a": 1, "b": [3]})
+    assert (
+        digest_json({"a": 1, "b": [2]}) == digest_json({"b": [2], "a": 1}) != digest_json({"a": 1, "b": [3]})
+    )
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     write_json(tmp_path / "x.json", {"v": 1})
-    with pytest.raises(RuntimeError), publish_file(tmp_path / "x.json") as temporary:
-        temporary.write_text("half")
-        raise RuntimeError
+
+    def die_half_way() -> None:
+        with publish_file(tmp_path / "x.json") as temporary:
+            temporary.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        die_half_way()
     assert read_json(tmp_path / "x.json") == {"v": 1}
     assert os.listdir(tmp_path) == ["x.json"]
 
@@ -89,7 +96,7 @@ def test_a_folder_is_published_with_its_manifest_and_replaced_whole(tmp_path: Pa
         (lambda f: (f.parent / "more").write_text(""), "not listed"),
     ],
 )
-def test_verify_names_the_damaged_file(tmp_path: Path, damage, message: str) -> None:  # noqa: ANN001
+def test_verify_names_the_damaged_file(tmp_path: Path, damage, message: str) -> None:
     _publish(tmp_path / "c", "one")
     damage(tmp_path / "c" / "sub" / "f")
     with pytest.raises(InputError, match=message) as error:
@@ -124,7 +131,9 @@ def test_a_second_process_is_refused_and_told_who_holds_the_folder(tmp_path: Pat
         "try:\n    with folder_lock(sys.argv[1]): pass\nexcept Exception as e: print(e); sys.exit(2)"
     )
     with folder_lock(tmp_path):
-        done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+        )
         assert done.returncode == 2
         assert f"in use by process {os.getpid()}" in done.stdout
     with folder_lock(tmp_path):

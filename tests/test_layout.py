@@ -94,7 +94,9 @@ def test_a_room_imports_only_what_the_plan_allows(path: Path) -> None:
 
 def test_nothing_imports_tests() -> None:
     for path in SOURCES:
-        assert not any(m.split(".")[0] == "tests" or m.startswith("captionbert.tests") for m in imports(path)), path
+        assert not any(
+            m.split(".")[0] == "tests" or m.startswith("captionbert.tests") for m in imports(path)
+        ), path
 
 
 def test_every_room_is_packaged_and_no_stray_file_is() -> None:

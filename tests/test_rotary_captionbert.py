@@ -43,7 +43,9 @@ def test_angles_are_fp32_at_any_default_dtype(ambient: torch.dtype) -> None:
         torch.set_default_dtype(default)
     assert frequencies.dtype == torch.float32
     assert turns.dtype == torch.complex64
-    exact = torch.cos(torch.arange(8192, dtype=torch.float64)[:, None] * 10_000.0 ** (-torch.arange(16).double() / 16))
+    exact = torch.cos(
+        torch.arange(8192, dtype=torch.float64)[:, None] * 10_000.0 ** (-torch.arange(16).double() / 16)
+    )
     assert float((turns.real.double() - exact).abs().max()) < 1e-3
     assert turns.real[:, 0].unique().numel() > 8000  # bf16 positions would leave 897
 
