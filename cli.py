@@ -1,0 +1,437 @@
+"""`captionbert VERB`: the command line. Thin: each verb is one function that imports what it needs and
+calls a room.
+
+Exit status: 0 done; 1 a check or a run failed; 2 bad input or bad arguments; 130 interrupted. A message
+goes to stderr; --debug shows the traceback instead. Only argparse is imported before a verb is chosen:
+`captionbert embed` is meant to start quickly.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from captionbert.artifacts.errors import InputError
+
+OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+DTYPES = ("fp32", "bf16", "fp16")
+Options = argparse.Namespace
+Verb = Callable[[Options], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    if not sys.stderr.isatty():  # the libraries' own progress bars; ours are quiet by themselves
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    try:
+        if arguments[:1] == ["train"]:  # its options are those of train_accelerate.py, help included
+            return train([word for word in arguments[1:] if word != "--debug"])
+        options = build_parser().parse_args(arguments)
+        return options.run(options)
+    except InputError as error:
+        if debug:
+            raise
+        return _complain(str(error), BAD_INPUT)
+    except KeyboardInterrupt:
+        return _complain("interrupted; run the same command again to go on", INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        if debug:
+            raise
+        return _complain(f"failed: {type(error).__name__}: {error} (--debug shows where)", FAILED)
+
+
+def _complain(message: str, status: int) -> int:
+    print(f"captionbert: {message}", file=sys.stderr)
+    return status
+
+
+# ---- verbs ------------------------------------------------------------------------------------------------
+
+
+def embed(options: Options) -> int:
+    """Texts to vectors: into a file, as JSON, or as the nearest pairs of a few."""
+    from captionbert.distill.embedding import run_embed
+
+    return _show(options, *run_embed(options))
+
+
+def consensus_embed(options: Options) -> int:
+    """Captions and teachers to embeddings on disk."""
+    _embed_captions(options)
+    return _show_consensus(options)
+
+
+def consensus_fit(options: Options) -> int:
+    """Alignment maps of the teachers into the reference's frame, with their scores."""
+    _fit_maps(options)
+    return _show_consensus(options)
+
+
+def consensus_targets(options: Options) -> int:
+    """The target of each caption."""
+    from captionbert.consensus.build import targets as run
+
+    if options.corpus or options.teachers:
+        _fit_maps(options)
+    run(options.out)
+    return _show_consensus(options)
+
+
+def consensus_audit(options: Options) -> int:
+    """Prove that every shard is there, whole and of this frame."""
+    from captionbert.consensus.build import audit as run
+
+    report = run(options.out)
+    _show_facts(options, report)
+    return OK if report["ok"] else FAILED
+
+
+def _embed_captions(options: Options) -> None:
+    if not options.corpus or not options.teachers:
+        raise InputError(f"consensus {options.step}: give both --corpus and --teachers")
+    from captionbert.consensus.build import embed as run
+
+    rest = _some(options, "reference", "held_out", "exclude", "column", "control")
+    run(options.corpus, _names(options.teachers), options.out, **rest)
+
+
+def _fit_maps(options: Options) -> None:
+    from captionbert.consensus.build import fit as run
+
+    if options.corpus or options.teachers:
+        _embed_captions(options)
+    run(options.out, sample_rows=options.sample_rows, force=options.force)
+
+
+def _show_consensus(options: Options) -> int:
+    from captionbert.artifacts.files import read_json
+    from captionbert.consensus.report import format_report
+
+    report = read_json(options.out / "report.json", kind="consensus-report")
+    return _show(options, report, format_report(report))
+
+
+def train(arguments: list[str]) -> int:
+    """Train a student: train_accelerate.py with the same arguments."""
+    from captionbert.train_accelerate import main as run
+
+    return run(arguments) or OK
+
+
+def export(options: Options) -> int:
+    """A checkpoint to a folder that loads without this package."""
+    from captionbert.distill.describe import describe
+    from captionbert.export.folder import export_checkpoint
+
+    out = export_checkpoint(options.checkpoint, options.out, dtype=options.dtype, fallback=options.fallback)
+    return _show_facts(options, describe(out))
+
+
+def parity(options: Options) -> int:
+    """Compare an exported folder with its checkpoint, without this package on the other side."""
+    from captionbert.parity.report import render
+    from captionbert.parity.run import run_parity
+
+    rest = _some(options, "profile", "json", "python")
+    dtypes = tuple(_names(options.dtypes))
+    report = run_parity(options.checkpoint, options.folder, dtypes=dtypes, **rest)
+    print(render(report))
+    return OK if report["passed"] else FAILED
+
+
+def evaluate(options: Options) -> int:
+    """STS scores and geometry of an exported folder."""
+    from captionbert.evaluation.sts import evaluate as run
+    from captionbert.evaluation.sts import render
+
+    rest = _some(options, "suite", "data", "json", "batch_size", "max_length")
+    tasks = _names(options.tasks) if options.tasks else None
+    result = run(options.folder, tasks=tasks, dtype=options.dtype or "fp32", **rest)
+    print(render(result))
+    return OK
+
+
+def info(options: Options) -> int:
+    """What a folder of this program is."""
+    from captionbert.distill.describe import describe
+
+    return _show_facts(options, describe(options.folder))
+
+
+def distill(options: Options) -> int:
+    """The whole line, from captions to an evaluated model."""
+    from captionbert.distill.line import Plan, run_line
+
+    rest = _some(options, "out", "recipe", "minutes", "data", "exclude", "column", "held_out", "force")
+    plan = Plan(tuple(options.corpus), tuple(_names(options.teachers)), settings=tuple(options.set), **rest)
+    # With --json the log goes to stderr, what the rooms print included, and stdout holds the summary alone.
+    with redirect_stdout(sys.stderr) if options.json else nullcontext():
+        summary = run_line(plan, say=_say, redo=options.redo)
+    return _show(options, summary, f"summary: {options.out / 'summary.json'}")
+
+
+def scenes(options: Options) -> int:
+    """Generated captions, one a line."""
+    from captionbert.distill.scenes import scenes as generate
+    from captionbert.distill.scenes import write_scenes
+
+    if options.out is None:
+        for caption in generate(options.count, options.seed):
+            print(caption)
+        return OK
+    write_scenes(options.out, options.count, options.seed)
+    print(f"{options.out}: {options.count} distinct captions (seed {options.seed})")
+    return OK
+
+
+# ---- output -----------------------------------------------------------------------------------------------
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _show(options: Options, facts: dict[str, Any], text: str) -> int:
+    print(json.dumps(facts, indent=1, default=str) if options.json else text)
+    return OK
+
+
+def _show_facts(options: Options, facts: dict[str, Any]) -> int:
+    from captionbert.distill.describe import render
+
+    return _show(options, facts, render(facts))
+
+
+def _some(options: Options, *names: str) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in names}
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+# ---- options ----------------------------------------------------------------------------------------------
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all verbs."""
+    parser = argparse.ArgumentParser(
+        prog="captionbert",
+        description="Compact sentence encoders trained on unlabelled text by teacher consensus.",
+        epilog="`captionbert VERB --help` tells more. Exit: 0 done, 1 a check or run failed, 2 bad input.",
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    _embed_options(_verb(verbs, "embed", embed, 'embed --model runs/cats/model "a cat" "a kitten" "a truck"'))
+    _consensus_options(
+        verbs.add_parser("consensus", help="embed, fit, targets, audit: targets from several teachers")
+    )
+    verbs.add_parser("train", help="train a student on targets; `captionbert train --help` lists its options")
+    _export_options(_verb(verbs, "export", export, "export runs/cats/run runs/cats/model"))
+    _parity_options(_verb(verbs, "parity", parity, "parity runs/cats/run runs/cats/model --json parity.json"))
+    _evaluate_options(
+        _verb(verbs, "evaluate", evaluate, "evaluate runs/cats/model --data sts --json scores.json")
+    )
+    _info_options(_verb(verbs, "info", info, "info runs/cats/model"))
+    _distill_options(
+        _verb(
+            verbs,
+            "distill",
+            distill,
+            "distill --corpus cats.txt --teachers minilm,paraphrase-l3 --out runs/cats",
+        )
+    )
+    _scenes_options(_verb(verbs, "scenes", scenes, "scenes --count 20000 --out captions.txt"))
+    return parser
+
+
+def _verb(verbs: Any, name: str, run: Verb, example: str) -> argparse.ArgumentParser:
+    """A verb: its help line and description are the docstring of its function."""
+    text = (run.__doc__ or "").strip()
+    parser = verbs.add_parser(
+        name,
+        help=(text if text[1].isupper() else text[0].lower() + text[1:]).rstrip("."),
+        description=text,
+        epilog=f"example:\n  captionbert {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def _json_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print machine-readable output instead")
+
+
+def _embed_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "texts",
+        nargs="*",
+        metavar="TEXT",
+        help="texts; a blank one is embedded as the empty text; - reads stdin",
+    )
+    add("--file", metavar="F", help=".txt (one a line), .jsonl, either with .gz, or .parquet; - reads stdin")
+    add("--column", metavar="NAME", help="text column of JSONL or Parquet [text, caption or sentence]")
+    add(
+        "--out",
+        type=Path,
+        metavar="F",
+        help="write F.npy (float32 [texts, width]) or F.parquet (text, embedding)",
+    )
+    add("--model", type=Path, metavar="FOLDER", help="exported folder [$CAPTIONBERT_MODEL]")
+    add("--batch-tokens", type=int, default=4096, metavar="N", help="tokens of one forward pass [4096]")
+    add("--max-length", type=int, metavar="N", help="cut texts at N tokens [the model's limit]")
+    add("--truncate-dim", type=int, metavar="N", help="keep the first N coordinates, normalised again")
+    add("--dtype", choices=DTYPES, help="number type of the weights [as stored]")
+    add(
+        "--device",
+        default="auto",
+        choices=("auto", "cpu", "cuda"),
+        help="where to run [a GPU where there is one]",
+    )
+    add(
+        "--trust-remote-code",
+        action="store_true",
+        help="run the folder's own code where it differs from this package",
+    )
+    _json_flag(parser)
+
+
+def _consensus_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Targets from the agreement of several teachers, in four resumable steps over one folder."
+    )
+    steps = parser.add_subparsers(dest="step", metavar="STEP", required=True)
+    source = "--corpus cats.txt --teachers minilm,paraphrase-l3"
+    for name, run, example in (
+        ("embed", consensus_embed, f"consensus embed {source} --out runs/cats/consensus"),
+        ("fit", consensus_fit, "consensus fit --out runs/cats/consensus"),
+        ("targets", consensus_targets, "consensus targets --out runs/cats/consensus"),
+        ("audit", consensus_audit, "consensus audit --out runs/cats/consensus"),
+    ):
+        step = _verb(steps, name, run, example)
+        first = "" if name == "embed" else "; the steps before this one are done first when given"
+        step.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the consensus")
+        _corpus_options(step, required=name == "embed", note=first)
+        step.add_argument(
+            "--reference", metavar="NAME", help="teacher whose coordinates are the frame [the first]"
+        )
+        step.add_argument(
+            "--control", action="append", metavar="F", help="other text, to compare effective ranks with"
+        )
+        step.add_argument(
+            "--sample-rows", type=int, default=24_000, metavar="N", help="rows the maps are fitted on [24000]"
+        )
+        step.add_argument("--force", action="store_true", help="fit with fewer than 10 rows a coordinate")
+        _json_flag(step)
+
+
+def _corpus_options(parser: argparse.ArgumentParser, *, required: bool, note: str = "") -> None:
+    add = parser.add_argument
+    kinds = ".txt, .jsonl (or .gz), .parquet, or datasets:ID@REVISION[:SPLIT[:COLUMN]]; repeatable"
+    add("--corpus", action="append", required=required, metavar="F", help=kinds + note)
+    names = "comma-separated: minilm, mpnet, paraphrase-l3, a folder, ID@REVISION, onnx:FILE:TOKENIZER"
+    add("--teachers", required=required, metavar="A,B", help=names + note)
+    add("--column", metavar="NAME", help="text column of JSONL or Parquet [text, caption or sentence]")
+    add("--exclude", type=Path, metavar="F", help="file of digests of sentences to leave out of the corpus")
+    add(
+        "--held-out",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="captions kept out of training, 5 %% at most [2000]",
+    )
+
+
+def _export_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "checkpoint", type=Path, metavar="CHECKPOINT", help="a run, or one of its checkpoints"
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write")
+    parser.add_argument("--dtype", choices=DTYPES, help="number type of the weights [as trained]")
+    parser.add_argument(
+        "--fallback", action="store_true", help="also readable by older sentence-transformers and servers"
+    )
+    _json_flag(parser)
+
+
+def _parity_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("checkpoint", type=Path, metavar="CHECKPOINT", help="what was exported")
+    add("folder", type=Path, metavar="OUT", help="the exported folder")
+    add(
+        "--profile",
+        default="everyday",
+        choices=("everyday", "full"),
+        help="full adds the slow cases [everyday]",
+    )
+    add("--dtypes", default="fp32,bf16,fp16", metavar="A,B", help="number types to compare [fp32,bf16,fp16]")
+    add(
+        "--python",
+        metavar="PATH",
+        help="another interpreter for the exported side, e.g. of another transformers",
+    )
+    add("--json", type=Path, metavar="F", help="write the report to F")
+
+
+def _evaluate_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("folder", metavar="FOLDER", help="exported or other SentenceTransformer folder, or packaged:minilm")
+    add("--suite", default="sts8", help="group of tasks [sts8]")
+    add("--tasks", metavar="A,B", help="only these tasks, e.g. stsb,sickr,sts12")
+    add(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="take stsb-test.jsonl, sickr-test.jsonl ... from DIR, without a network",
+    )
+    add("--json", type=Path, metavar="F", help="write the result to F")
+    add("--batch-size", type=int, default=32, metavar="N", help="texts of one forward pass [32]")
+    add("--dtype", choices=DTYPES, help="number type of the weights [fp32]")
+    add("--max-length", type=int, metavar="N", help="cut texts at N tokens [the model's limit]")
+
+
+def _info_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="export, run, checkpoint, consensus, corpus, distill"
+    )
+    _json_flag(parser)
+
+
+def _distill_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    _corpus_options(parser, required=True)
+    add("--out", type=Path, required=True, metavar="DIR", help="folder of everything that is made")
+    add("--recipe", default="mini", metavar="R", help="a recipe's name or YAML file [mini]")
+    add("--minutes", type=float, metavar="M", help="training time [the recipe's]")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a setting of the recipe; repeatable",
+    )
+    add("--data", type=Path, metavar="DIR", help="folder of STS files to evaluate on, without a network")
+    add("--force", action="store_true", help="fit with fewer than 10 rows a coordinate")
+    add("--redo", metavar="STAGE", help="make this stage and all after it again")
+    _json_flag(parser)
+
+
+def _scenes_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--count", type=int, default=20_000, metavar="N", help="distinct captions [20000]")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed, other captions [0]")
+    parser.add_argument("--out", type=Path, metavar="F", help="file to write [standard output]")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,338 @@
+"""The command line: exit codes, help, what each verb hands to its room, and all of `embed`."""
+
+import gzip
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from captionbert.artifacts.errors import InputError
+from captionbert.cli import main
+
+VERBS = ["embed", "consensus embed", "consensus fit", "consensus targets", "consensus audit"]
+VERBS += ["export", "parity", "evaluate", "info", "distill", "scenes"]
+TEXTS = ["a man runs.", "two dogs play in a park.", "a black cat sleeps at night"]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_config: Any, tiny_tokenizer_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import torch
+
+    from captionbert.modeling_captionbert import CaptionBertModel
+
+    torch.manual_seed(0)
+    out = tmp_path_factory.mktemp("encoder")
+    CaptionBertModel(tiny_config).save_pretrained(out)
+    for file in tiny_tokenizer_dir.iterdir():
+        shutil.copy(file, out)
+    return out
+
+
+@pytest.fixture
+def embed(folder: Path):
+    return lambda *words: main(["embed", "--model", str(folder), "--device", "cpu", *map(str, words)])
+
+
+def vectors_of(folder: Path, texts: list[str], **options: Any) -> np.ndarray:
+    from captionbert.export.load import load_encoder
+
+    model, tokenizer = load_encoder(folder)
+    return model.encode(texts, tokenizer, **options)
+
+
+# ---- exit codes and help
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_each_verb_shows_an_example(verb: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*verb.split(), "--help"])
+    assert caught.value.code == 0
+    assert f"example:\n  captionbert {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["frobnicate"], ["consensus"], ["export"], ["embed", "--no-such-option"]]
+)
+def test_wrong_arguments_exit_with_2(words: list[str], capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    assert "usage: captionbert" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (InputError("captions.txt: line 3 is wrong"), 2, "captionbert: captions.txt: line 3 is wrong\n"),
+        (RuntimeError("it broke"), 1, "captionbert: failed: RuntimeError: it broke (--debug shows where)\n"),
+        (KeyboardInterrupt(), 130, "captionbert: interrupted; run the same command again to go on\n"),
+    ],
+)
+def test_errors_become_one_line_and_a_status(error, status, message, monkeypatch, capsys) -> None:
+    def run(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("captionbert.distill.scenes.write_scenes", run)
+    assert main(["scenes", "--out", "x.txt"]) == status
+    assert capsys.readouterr().err == message
+    if status != 130:
+        with pytest.raises(type(error)):
+            main(["scenes", "--out", "x.txt", "--debug"])
+
+
+def test_the_command_is_quick_to_start(folder: Path) -> None:
+    """Cold start is import time: nothing of the transformers machinery is loaded to embed a text."""
+    code = (
+        "import sys; from captionbert.cli import main; status = main(sys.argv[1:]);"
+        "heavy = {'transformers', 'sentence_transformers', 'pyarrow', 'pandas', 'scipy', 'mteb', 'datasets'};"
+        "print(sorted(heavy & set(sys.modules)), status)"
+    )
+    command = [sys.executable, "-c", code, "embed", "--model", str(folder), "--device", "cpu", "a cat"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[] 0", done.stdout
+    assert done.stdout.startswith("1 vector of 24, unit length: ")
+
+
+# ---- embed
+
+
+def test_few_texts_show_their_nearest_pairs(embed, folder: Path, capsys) -> None:
+    assert embed(*TEXTS) == 0
+    lines = capsys.readouterr().out.splitlines()
+    cosines = vectors_of(folder, TEXTS) @ vectors_of(folder, TEXTS).T
+    best = max(((cosines[i, j], i, j) for i in range(3) for j in range(i)), key=lambda row: row[0])
+    assert lines[0] == "3 vectors of 24; nearest pairs:"
+    assert lines[1] == f"{best[0]:.4f}  {TEXTS[best[2]]!r}  {TEXTS[best[1]]!r}"
+    assert len(lines) == 4
+
+
+def test_json_holds_the_vectors(embed, folder: Path, capsys) -> None:
+    assert embed("--json", *TEXTS) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert np.allclose(facts["vectors"], vectors_of(folder, TEXTS), atol=1e-7)
+    assert facts["texts"] == TEXTS
+    assert len(facts["pairs"]) == 3
+
+
+def test_a_file_becomes_an_array_row_by_row(embed, folder: Path, tmp_path: Path, capsys) -> None:
+    rows = [TEXTS[0], "", TEXTS[1], "   ", TEXTS[2]]
+    (tmp_path / "texts.txt").write_text("\n".join(rows) + "\n")
+    assert embed("--file", tmp_path / "texts.txt", "--out", tmp_path / "v.npy") == 0
+    found = np.load(tmp_path / "v.npy")
+    assert found.dtype == np.float32
+    assert np.allclose(found, vectors_of(folder, [row.strip() for row in rows]), atol=1e-6)
+    assert "5 vectors of 24, 2 of them of a blank text" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["t.txt.gz", "t.jsonl"])
+def test_other_files_become_parquet(embed, folder: Path, tmp_path: Path, name: str) -> None:
+    if name.endswith("gz"):
+        with gzip.open(tmp_path / name, "wt") as stream:
+            stream.write("\n".join(TEXTS))
+    else:
+        (tmp_path / name).write_text("".join(json.dumps({"title": text}) + "\n" for text in TEXTS))
+    column = ["--column", "title"] if name.endswith("jsonl") else []
+    assert embed("--file", tmp_path / name, "--out", tmp_path / "v.parquet", *column) == 0
+    table = pq.read_table(tmp_path / "v.parquet", page_checksum_verification=True)
+    assert table.column("text").to_pylist() == TEXTS
+    assert np.allclose(table.column("embedding").to_pylist(), vectors_of(folder, TEXTS), atol=1e-6)
+
+
+@pytest.mark.parametrize("words", [["-"], ["--file", "-"]])
+def test_standard_input(embed, monkeypatch, capsys, words: list[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"a man\na dog\n")))
+    assert embed(*words) == 0
+    assert "'a man'  'a dog'" in capsys.readouterr().out
+
+
+def test_more_texts_than_a_window_keep_their_order(embed, folder: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("captionbert.distill.vectors.WINDOW", 2)
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    assert embed("--file", tmp_path / "texts.txt", "--out", tmp_path / "v.npy") == 0
+    assert np.allclose(np.load(tmp_path / "v.npy"), vectors_of(folder, TEXTS), atol=1e-6)
+
+
+def test_options_change_the_vectors(embed, folder: Path, capsys) -> None:
+    long = " ".join(TEXTS * 3)
+    assert embed("--json", "--truncate-dim", 8, "--max-length", 6, "--batch-tokens", 7, long, TEXTS[0]) == 0
+    found = np.array(json.loads(capsys.readouterr().out)["vectors"])
+    assert found.shape == (2, 8)
+    assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+    whole = vectors_of(folder, [long, TEXTS[0]], truncate_dim=8)
+    assert not np.allclose(found, whole, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give texts, or --file FILE"),
+        (["a", "--file", "b.txt"], "and not both"),
+        (["--file", "no-such.txt"], "no-such.txt: no such caption file"),
+        (["a", "--out", "v.csv"], "v.csv: expected a name that ends in .npy or .parquet"),
+        (["a", "--max-length", "1"], "--max-length 1: this model reads 2 to 128 tokens"),
+        (["a", "--max-length", "129"], "--max-length 129"),
+        (["a", "--truncate-dim", "25"], "--truncate-dim 25: this model's vectors have 1 to 24 coordinates"),
+        (["a", "--batch-tokens", "0"], "--batch-tokens 0"),
+    ],
+)
+def test_bad_embed_input_is_one_sentence(embed, words: list[str], message: str, capsys) -> None:
+    assert embed(*words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_empty_input_writes_nothing(embed, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"")))
+    assert embed("-", "--out", tmp_path / "v.npy") == 2
+    assert embed("-") == 2
+    assert capsys.readouterr().err.count("no texts: the input is empty") == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_line_that_is_not_utf8_is_named_and_writes_nothing(
+    embed, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"fine\n\xff\xfe\n")))
+    assert embed("-", "--out", tmp_path / "v.npy") == 2
+    assert "standard input: line 2 is not UTF-8" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_texts_need_a_file(embed, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("captionbert.distill.embedding.FEW_TEXTS", 2)
+    assert embed(*TEXTS) == 2
+    assert "3 texts: more than 2 go into a file: add --out" in capsys.readouterr().err
+
+
+def test_without_a_model_the_message_says_how_to_give_one(monkeypatch, folder: Path, capsys) -> None:
+    monkeypatch.delenv("CAPTIONBERT_MODEL", raising=False)
+    assert main(["embed", "a"]) == 2
+    assert "give --model FOLDER" in capsys.readouterr().err
+    monkeypatch.setenv("CAPTIONBERT_MODEL", str(folder))
+    assert main(["embed", "a"]) == 0
+
+
+# ---- the other verbs hand over
+
+
+class Recorder:
+    """Stands for a room's function: keeps what it was given."""
+
+    def __init__(self, result: Any = None) -> None:
+        self.result = result
+        self.args: tuple = ()
+        self.kwargs: dict[str, Any] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.args, self.kwargs = args, kwargs
+        return self.result
+
+
+def test_train_passes_its_arguments_and_status_through(monkeypatch) -> None:
+    run = Recorder(2)
+    monkeypatch.setattr("captionbert.train_accelerate.main", run)
+    assert main(["train", "--recipe", "mini", "--set", "a.b=1", "--help"]) == 2
+    assert run.args == (["--recipe", "mini", "--set", "a.b=1", "--help"],)
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_parity_exit_status_is_its_verdict(monkeypatch, capsys, passed: bool) -> None:
+    run = Recorder({"passed": passed})
+    monkeypatch.setattr("captionbert.parity.run.run_parity", run)
+    monkeypatch.setattr("captionbert.parity.report.render", lambda report: "the table")
+    assert main(["parity", "run", "model", "--dtypes", "fp32,bf16", "--json", "p.json"]) == (
+        0 if passed else 1
+    )
+    assert run.args == (Path("run"), Path("model"))
+    expected = {"dtypes": ("fp32", "bf16"), "profile": "everyday", "json": Path("p.json"), "python": None}
+    assert run.kwargs == expected
+    assert capsys.readouterr().out == "the table\n"
+
+
+def test_evaluate_hands_over_its_options(monkeypatch, capsys) -> None:
+    run = Recorder({})
+    monkeypatch.setattr("captionbert.evaluation.sts.evaluate", run)
+    monkeypatch.setattr("captionbert.evaluation.sts.render", lambda result: "scores")
+    assert (
+        main(["evaluate", "packaged:minilm", "--tasks", "stsb, sickr", "--data", "sts", "--max-length", "64"])
+        == 0
+    )
+    assert run.args == ("packaged:minilm",)
+    assert run.kwargs["tasks"] == ["stsb", "sickr"]
+    assert (run.kwargs["data"], run.kwargs["max_length"], run.kwargs["dtype"]) == (Path("sts"), 64, "fp32")
+    assert capsys.readouterr().out == "scores\n"
+
+
+@pytest.mark.parametrize(("step", "calls"), [("embed", "e"), ("fit", "ef"), ("targets", "eft")])
+def test_consensus_steps_do_the_steps_before_them_when_told_of_the_input(
+    monkeypatch, tmp_path, capsys, step, calls
+):
+    from captionbert.artifacts.files import write_json
+
+    write_json(tmp_path / "report.json", {"kind": "consensus-report"})
+    done: list[str] = []
+    for name in ("embed", "fit", "targets"):
+        monkeypatch.setattr(
+            f"captionbert.consensus.build.{name}", lambda *a, name=name, **k: done.append(name[0])
+        )
+    words = ["consensus", step, "--out", str(tmp_path), "--json"]
+    assert main([*words, "--corpus", "a.txt", "--corpus", "b.txt", "--teachers", "minilm,mpnet"]) == 0
+    assert "".join(done) == calls
+    assert json.loads(capsys.readouterr().out)["kind"] == "consensus-report"
+    if step != "embed":
+        done.clear()
+        assert main(words) == 0
+        assert "".join(done) == calls[-1]
+        assert main([*words, "--corpus", "a.txt"]) == 2
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_audit_exit_status_is_its_verdict(monkeypatch, sound: bool) -> None:
+    monkeypatch.setattr("captionbert.consensus.build.audit", Recorder({"ok": sound, "problems": []}))
+    assert main(["consensus", "audit", "--out", "x"]) == (0 if sound else 1)
+
+
+def test_distill_makes_a_plan_of_its_options(monkeypatch, capsys) -> None:
+    made: dict[str, Any] = {}
+
+    def run(plan: Any, *, say: Any, redo: str | None) -> dict[str, Any]:
+        made.update(plan=plan, redo=redo)
+        say("a line of the log")
+        return {"kind": "distill-summary"}
+
+    monkeypatch.setattr("captionbert.distill.line.run_line", run)
+    words = "distill --corpus a.txt --corpus b.jsonl --teachers minilm,mpnet --out d --minutes 3 --set a.b=1"
+    assert main([*words.split(), "--redo", "fit", "--json"]) == 0
+    plan = made["plan"]
+    assert (plan.corpus, plan.teachers, plan.out) == (("a.txt", "b.jsonl"), ("minilm", "mpnet"), Path("d"))
+    assert (plan.minutes, plan.settings, plan.recipe) == (3.0, ("a.b=1",), "mini")
+    assert made["redo"] == "fit"
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == {"kind": "distill-summary"}
+    assert shown.err == "a line of the log\n"
+
+
+def test_scenes_go_to_the_screen_or_a_file(tmp_path: Path, capsys) -> None:
+    assert main(["scenes", "--count", "4", "--seed", "2"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert main(["scenes", "--count", "4", "--seed", "2", "--out", str(tmp_path / "c.txt")]) == 0
+    assert (tmp_path / "c.txt").read_text().splitlines() == printed
+    assert main(["scenes", "--count", "-1"]) == 2
+
+
+def test_info_tells_a_model_folder(folder: Path, capsys) -> None:
+    assert main(["info", str(folder), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["kind"] == "model"
+    assert facts["config"]["hidden_size"] == 32
+    assert main(["info", str(folder)]) == 0
+    assert "kind: model" in capsys.readouterr().out
+    assert main(["info", str(folder / "nothing")]) == 2

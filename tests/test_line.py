@@ -1,0 +1,220 @@
+"""The whole line on tiny teachers and a tiny student: runs, is skipped when done, refuses what changed."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captionbert.artifacts.errors import InputError
+from captionbert.distill import measure
+from captionbert.distill.describe import describe
+from captionbert.distill.line import Plan, run_line
+from captionbert.distill.scenes import write_scenes
+
+STAGES = "corpus embed:large embed:small fit targets train export parity evaluate pairs".split()  # noqa: SIM905
+
+
+def save_teacher(folder: Path, tokenizer: Path, width: int) -> None:
+    import torch
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    torch.manual_seed(width)
+    words = PreTrainedTokenizerFast.from_pretrained(tokenizer)
+    config = BertConfig(
+        vocab_size=len(words),
+        hidden_size=width,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=128,
+    )
+    BertModel(config).save_pretrained(folder)
+    words.save_pretrained(folder)
+
+
+class Line:
+    """A plan over tiny teachers; `go` runs it and returns the log."""
+
+    def __init__(self, folder: Path, tokenizer: Path) -> None:
+        self.folder = folder
+        self.captions = folder / "captions.txt"
+        write_scenes(self.captions, 700)
+        for name, width in (("large", 24), ("small", 16)):
+            save_teacher(folder / name, tokenizer, width)
+        sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+        small = json.dumps({**sizes, "max_position_embeddings": 64})
+        self.settings = (
+            f"model.overrides={small}",
+            "model.init_embeddings_from=null",
+            f"data.tokenizer={tokenizer}",
+            "data.max_length=64",
+            "schedule.steps=3",
+            "schedule.minutes=null",
+            "schedule.batch_size=16",
+            "compute.precision=fp32",
+            "gauges.held_out_rows=20",
+        )
+
+    def go(self, *, redo: str | None = None, **changes: Any) -> list[str]:
+        log: list[str] = []
+        plan: dict[str, Any] = {"corpus": (str(self.captions),), "out": self.folder / "out"}
+        plan["teachers"] = (str(self.folder / "large"), str(self.folder / "small"))
+        plan |= {"settings": self.settings, "recipe": "demo", "held_out": 30} | changes
+        self.summary = run_line(Plan(**plan), say=log.append, redo=redo)
+        return log
+
+
+def did(log: list[str]) -> list[str]:
+    """Names of the stages that ran."""
+    return [
+        line.split("] ")[1].split(": ")[0] for line in log if line.startswith("[") and ": done in" in line
+    ]
+
+
+@pytest.fixture(scope="module")
+def line(tiny_tokenizer_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Line:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("captionbert.parity.run.run_parity", fake_parity)
+        patch.setattr("captionbert.parity.report.render", lambda report: "parity: fake")
+        made = Line(tmp_path_factory.mktemp("line"), tiny_tokenizer_dir)
+        made.first = made.go()
+    return made
+
+
+def fake_parity(checkpoint: Path, folder: Path, *, json: Path, **_: Any) -> dict[str, Any]:
+    """Parity has tests of its own, and takes minutes; here only its place in the line matters."""
+    from captionbert.artifacts.files import write_json
+
+    report = {"kind": "fake", "passed": True, "max_difference": 0.0}
+    write_json(json, report)
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _without_parity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("captionbert.parity.run.run_parity", fake_parity)
+    monkeypatch.setattr("captionbert.parity.report.render", lambda report: "parity: fake")
+
+
+def test_every_stage_runs_once_and_is_then_skipped(line: Line) -> None:
+    assert did(line.first) == STAGES
+    again = line.go()
+    assert did(again) == []
+    assert [row for row in again if "skipped (done)" in row] == [
+        f"[{i}/{len(STAGES)}] {name}: skipped (done)" for i, name in enumerate(STAGES, 1)
+    ]
+
+
+def test_the_log_tells_the_gauges_and_where_everything_lies(line: Line) -> None:
+    log = "\n".join(line.first)
+    for words in (
+        "target cosine: ",
+        "query variety: ",
+        "mimicry R@1 ",
+        "STS: skipped (HF_HUB_OFFLINE is set",
+    ):
+        assert words in log
+    assert log.index("query variety: ") < log.index("mimicry R@1 ")
+    assert log.index("nearest pairs of a few sentences:") < log.index("where everything lies:")
+    for name in ("consensus", "run", "model", "parity", "evaluation"):
+        assert Path(line.summary[name]).exists()
+    evaluation = json.loads(Path(line.summary["evaluation"]).read_text())
+    assert "effective_rank" in evaluation["held_out"]["geometry"]["student"]
+    assert "cv" in evaluation["held_out"]["geometry"]["student"]
+    assert "mimicry" not in evaluation["sts"]
+
+
+def test_info_knows_every_folder_of_the_line(line: Line) -> None:
+    out = line.folder / "out"
+    kinds = {
+        ".": "distill",
+        "consensus": "consensus",
+        "consensus/corpus": "corpus",
+        "consensus/targets": "shards",
+        "run": "training run",
+        "run/checkpoints/final": "checkpoint",
+        "model": "export",
+    }
+    for name, kind in kinds.items():
+        facts = describe(out / name)
+        assert facts["kind"] == kind, name
+        assert facts["bytes"] > 0
+    assert describe(out / "model")["parameters"] == describe(out / "run")["parameters"] > 1000
+    assert set(describe(out / "consensus")["teachers"]) == {"large", "small"}
+    assert describe(out / "consensus")["frame_id"] == describe(out / "consensus/targets")["frame_id"]
+    with pytest.raises(InputError, match="is a file"):
+        describe(line.captions)
+    with pytest.raises(InputError, match="not a folder of this program"):
+        describe(line.folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"settings": ("schedule.steps=4",)}, r"stage 'train' .* recipe.schedule.steps was 3, is 4"),
+        ({"held_out": 10}, r"stage 'corpus' was finished with other inputs: held_out was 30, is 10"),
+        ({"data": Path("no-such-folder")}, r"--data no-such-folder: no such folder"),
+        ({"recipe": "dem"}, r"no recipe called 'dem'"),
+        ({"settings": ("schedule.stepz=4",)}, r"unknown key 'schedule.stepz'"),
+        ({"teachers": ()}, r"--teachers: expected one or more teachers"),
+    ],
+)
+def test_changed_or_bad_input_is_named(line: Line, changes: dict[str, Any], message: str) -> None:
+    if "settings" in changes:
+        changes = {"settings": line.settings + changes["settings"]}
+    with pytest.raises(InputError, match=message):
+        line.go(**changes)
+
+
+def test_a_changed_caption_file_is_refused(line: Line, tmp_path: Path) -> None:
+    other = tmp_path / "captions.txt"
+    other.write_text(line.captions.read_text() + "One more caption.\n")
+    with pytest.raises(InputError, match=r"stage 'corpus' .* sources.captions.txt was \w+, is \w+"):
+        line.go(corpus=(str(other),))
+
+
+def test_a_damaged_export_is_written_again(line: Line) -> None:
+    config = line.folder / "out" / "model" / "config.json"
+    config.write_text(config.read_text().replace("gelu", "relu") + " ")
+    assert did(line.go()) == ["export"]
+    assert did(line.go()) == []
+
+
+def test_a_failed_parity_stops_the_line_and_is_not_done(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    def differs(*args: Any, **options: Any) -> dict[str, Any]:
+        return {**fake_parity(*args, **options), "passed": False}
+
+    monkeypatch.setattr("captionbert.parity.run.run_parity", differs)
+    with pytest.raises(RuntimeError, match=r"is not equal to its checkpoint; see .*parity-failed\.json"):
+        line.go(redo="parity")
+    monkeypatch.setattr("captionbert.parity.run.run_parity", fake_parity)
+    assert did(line.go()) == ["parity", "evaluate", "pairs"]
+
+
+def test_training_again_takes_a_new_setting(line: Line, tmp_path: Path) -> None:
+    shutil.copytree(line.folder / "out", tmp_path / "out")
+    settings = (*line.settings, "schedule.steps=2")
+    log = line.go(out=tmp_path / "out", settings=settings, redo="train")
+    assert did(log) == STAGES[STAGES.index("train") :]
+
+
+def test_online_is_tried_only_where_the_hub_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert "no network" in measure.sts_scores(Path("model"), None)["skipped"]
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    assert measure.sts_scores(Path("model"), None)["skipped"] == "HF_DATASETS_OFFLINE is set"
+
+
+def test_too_few_held_out_captions_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    corpus = type("Corpus", (), {"held_out": np.array([True, False, True])})()
+    assert measure.held_out_gauges(Path("model"), corpus, None)["lines"] == [
+        "held out: 2 captions, too few for a gauge (5 are needed)"
+    ]
