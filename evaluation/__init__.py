@@ -1,0 +1,1 @@
+"""Scores of an exported folder: STS through mteb, and geometry gauges. Imports no remote-code file."""

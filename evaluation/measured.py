@@ -1,0 +1,199 @@
+"""What is measured: a folder, its digest, the SentenceTransformer loaded from it, and the object mteb sees.
+
+Law 18: the harness takes a folder, never a live model, and shows that the tensors it measured are the tensors
+in that folder's files: an adapter attached through the back door changes a tensor, adds one or hides behind a
+hook, and each of the three is refused, before and after the run. The digest goes into the result file.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mteb.models.model_meta import ModelMeta, ScoringFunction
+from mteb.similarity_functions import cos_sim, pairwise_cos_sim
+from safetensors import safe_open
+from sentence_transformers import SentenceTransformer
+
+from captionbert.artifacts.errors import InputError
+from captionbert.artifacts.files import digest_json, read_json, sha256_file
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Text about the model, not the model: editing a card must not change what was measured.
+_NOT_IDENTITY = {"README.md", "manifest.json", "captionbert.json"}
+_WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Name, place and digest of a measured folder; `files` maps each file that counts to its SHA-256."""
+
+    name: str
+    folder: Path
+    digest: str
+    files: dict[str, str]
+
+
+def identify(folder: str | Path) -> Identity:
+    """Digest a SentenceTransformer folder, or a packaged teacher by name (`packaged:minilm`).
+
+    The digest covers every file but the card and the manifests: weights, code, config, tokenizer, modules.
+
+    Raises:
+        InputError: not a folder, one without `modules.json`, or an export that was changed since.
+    """
+    if not isinstance(folder, str | Path):
+        raise InputError(
+            f"evaluate takes a folder, not a live {type(folder).__name__}: save the model and name the folder"
+        )
+    name = str(folder)
+    path = _packaged(name) if name.startswith("packaged:") else Path(name)
+    if not path.is_dir():
+        raise InputError(f"{path}: no such folder; expected an exported model or packaged:NAME")
+    if not (path / "modules.json").is_file():
+        raise InputError(
+            f"{path}: modules.json is missing: no SentenceTransformer folder; run `captionbert export` first"
+        )
+    files = {
+        file.relative_to(path).as_posix(): sha256_file(file)
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and file.name not in _NOT_IDENTITY and not _hidden(file.relative_to(path))
+    }
+    _check_record(path, files)
+    label = name.removeprefix("packaged:") if name.startswith("packaged:") else path.resolve().name
+    return Identity(label, path, digest_json(files), files)
+
+
+def _check_record(folder: Path, files: dict[str, str]) -> None:
+    """An export says what its files were; a changed one is refused before its code is run."""
+    if not (folder / "captionbert.json").is_file():
+        return
+    recorded = read_json(folder / "captionbert.json", kind="captionbert-export")["files"]
+    for name in sorted(set(recorded) | set(files)):
+        if recorded.get(name) != files.get(name):
+            raise InputError(f"{folder / name}: differs from the record in captionbert.json; export again")
+
+
+def _packaged(name: str) -> Path:
+    from captionbert.consensus.packaged import packaged_folder
+
+    return packaged_folder(name.removeprefix("packaged:"))
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
+
+
+def load(identity: Identity, *, dtype: str = "fp32", max_length: int | None = None) -> SentenceTransformer:
+    """The folder as a SentenceTransformer on the CPU or the default device, from its own files only.
+
+    Raises:
+        InputError: unknown dtype, a length outside 2..limit, or loaded tensors that differ from the file's.
+    """
+    if dtype not in DTYPES:
+        raise InputError(f"dtype {dtype!r}: unknown; choose one of {', '.join(DTYPES)}")
+    model = SentenceTransformer(
+        str(identity.folder),
+        trust_remote_code=True,
+        local_files_only=True,
+        model_kwargs={"dtype": DTYPES[dtype]},
+    )
+    if max_length is not None:
+        limit = model.max_seq_length or max_length
+        if not 2 <= max_length <= limit:
+            raise InputError(
+                f"max_length {max_length}: outside 2..{limit}, the range {identity.folder} can read"
+            )
+        model.max_seq_length = max_length
+    check_loaded(model, identity)
+    return model.eval()
+
+
+def _file_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of the root weights, sharded or not."""
+    index = folder / f"{_WEIGHTS}.index.json"
+    names = [_WEIGHTS]
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    for name in names:
+        if Path(name).name != name:
+            raise InputError(f"{index}: the weight file {name!r} lies outside the folder; refused")
+        with safe_open(folder / name, framework="pt") as stream:
+            for key in stream.keys():  # noqa: SIM118 - not a dict
+                yield key, stream.get_tensor(key)
+
+
+def check_loaded(model: SentenceTransformer, identity: Identity) -> None:
+    """Compare the model in memory with the folder's weight file: same tensors, same values, no hooks.
+
+    Raises:
+        InputError: a tensor that the file lacks or that differs from it, or a forward hook (law 18).
+    """
+    base: Any = model[0].auto_model
+    prefix = f"{base.base_model_prefix}."
+    loaded = dict(base.named_parameters())
+    seen = set()
+    for key, value in _file_tensors(identity.folder):
+        name = key if key in loaded else key.removeprefix(prefix)
+        if name not in loaded:
+            continue
+        seen.add(name)
+        if not torch.equal(value.to(loaded[name].dtype), loaded[name].detach().cpu()):
+            raise InputError(
+                f"{identity.folder}: tensor {name} in memory differs from {_WEIGHTS}; "
+                "the score would not be this folder's"
+            )
+    extra = sorted(set(loaded) - seen)
+    if extra:
+        raise InputError(
+            f"{identity.folder}: {len(extra)} tensors are in memory but not in {_WEIGHTS}, "
+            f"first {extra[0]}; attach no adapter"
+        )
+    hooked = [name for name, part in base.named_modules() if part._forward_hooks or part._forward_pre_hooks]
+    if hooked:
+        raise InputError(
+            f"{identity.folder}: a hook sits on {hooked[0] or 'the model'}; measure the bare folder"
+        )
+
+
+class MeasuredModel:
+    """The model as mteb calls it. Its revision is the digest, so no cached score can be another's."""
+
+    def __init__(self, model: SentenceTransformer, identity: Identity, *, batch_size: int) -> None:
+        self.model = model
+        self.identity = identity
+        self.batch_size = batch_size
+        self._known: dict[str, np.ndarray] = {}  # the STS sets repeat their sentences; each is encoded once
+        self.mteb_model_meta = ModelMeta.create_empty(
+            overwrites={
+                "name": f"local/{identity.name}",
+                "revision": identity.digest,
+                "embed_dim": model.get_embedding_dimension(),
+                "max_tokens": model.max_seq_length,
+                "framework": ["Sentence Transformers"],
+                "similarity_fn_name": ScoringFunction.COSINE,
+            }
+        )
+
+    def encode_texts(self, texts: list[str]) -> np.ndarray:
+        """Float32 vectors, in the order of `texts`."""  # [B, E]
+        fresh = [text for text in dict.fromkeys(texts) if text not in self._known]
+        if fresh:
+            vectors = self.model.encode(fresh, batch_size=self.batch_size, show_progress_bar=False)
+            self._known.update(zip(fresh, vectors))
+        return np.stack([self._known[text] for text in texts])
+
+    def encode(self, inputs: Any, **_: Any) -> np.ndarray:
+        """mteb's entry: `inputs` is a loader whose batches hold a list of strings under "text"."""
+        return self.encode_texts([text for batch in inputs for text in batch["text"]])
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
+        """Cosine of every pair."""
+        return cos_sim(embeddings1, embeddings2)
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
+        """Cosine of row i with row i."""
+        return pairwise_cos_sim(embeddings1, embeddings2)

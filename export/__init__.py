@@ -1,0 +1,1 @@
+"""A training checkpoint becomes a Hub folder: weights, code, tokenizer, SentenceTransformer files, card."""

@@ -1,0 +1,1 @@
+"""Does the exported folder compute what the training checkpoint computes, bit for bit?"""
