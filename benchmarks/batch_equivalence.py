@@ -1,0 +1,155 @@
+"""Loss and gradients of one global batch, cut in different ways: they must be the same.
+
+    python -m captionbert.benchmarks.batch_equivalence [--preset captionbert-mini] [--rows 2048] [--tiny]
+    [--json F]
+
+fp32, random weights, random ids of caption-like lengths, one-way and symmetric loss: 1 x rows, 8 micro-
+batches of rows / 8, and two gloo processes of rows / 2 each. Printed: the loss difference, and the largest
+difference of any gradient entry, absolute and as a share of the largest entry (fp32 itself resolves 6e-8 of
+it). Exit status 0 only when loss and share are within 1e-6.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from captionbert.artifacts.files import write_json
+from captionbert.configuration_captionbert import CaptionBertConfig
+from captionbert.encoding_captionbert import _vectors as batch_vectors
+from captionbert.modeling_captionbert import CaptionBertModel
+from captionbert.training.batches import StepBatch
+from captionbert.training.order import rank_slice
+from captionbert.training.step import StepSettings, backward_gradients, sum_over_processes
+
+LIMIT = 1e-6
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+_CPU = torch.device("cpu")
+
+
+def make_model(preset: str, tiny: bool) -> CaptionBertModel:
+    """A seeded fp32 student; `tiny` shrinks the preset to two layers of width 32."""
+    small = {**TINY, "vocab_size": 500, "projection_dim": 24} if tiny else {}
+    torch.manual_seed(0)
+    return CaptionBertModel(CaptionBertConfig.from_preset(preset, **small)).float().train()
+
+
+def make_batch(rows: int, vocabulary: int, width: int, share: slice) -> StepBatch:
+    """The part `share` of a seeded global batch of `rows`; every tenth text occurs twice."""
+    random = np.random.default_rng(1)
+    lengths = np.clip(random.normal(14, 5, rows).astype(int), 4, 40)
+    ids = [random.integers(5, vocabulary, length).tolist() for length in lengths]
+    targets = torch.nn.functional.normalize(
+        torch.from_numpy(random.standard_normal((rows, width))).float(), dim=1
+    )
+    groups = torch.from_numpy(np.where(np.arange(rows) % 10 == 9, np.arange(rows) - 1, np.arange(rows)))
+    return StepBatch(ids[share], torch.arange(rows)[share], targets, groups)
+
+
+def gradients(
+    preset: str, tiny: bool, rows: int, symmetric: bool, pieces: int, rank: int, world: int
+) -> torch.Tensor:
+    """[1 + parameters] loss and summed gradients of the batch, this process's part cut into `pieces`."""
+    model = make_model(preset, tiny)
+    batch = make_batch(
+        rows, model.config.vocab_size, model.config.projection_dim, rank_slice(rows, rank, world)
+    )
+    settings = StepSettings(0.07, symmetric, 1.0, 1.0, "fp32", 1 << 30, padded=False)
+    longest_first = np.argsort(-batch.lengths, kind="stable")
+    sums = backward_gradients(
+        lambda ids: batch_vectors(model, ids),
+        batch,
+        settings,
+        device=_CPU,
+        parts=np.array_split(longest_first, pieces),
+    )
+    parameters = list(model.parameters())
+    loss = sum_over_processes(parameters, sums).sum().float()
+    return torch.cat([loss[None]] + [p.grad.reshape(-1) for p in parameters if p.grad is not None])
+
+
+def _worker(rank: int, world: int, port: int, out: str, arguments: tuple[Any, ...]) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    preset, tiny, rows, symmetric = arguments
+    found = gradients(preset, tiny, rows, symmetric, 1, rank, world)
+    if rank == 0:
+        np.save(out, found.numpy())
+    dist.destroy_process_group()
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def two_processes(work: Path, *arguments: Any) -> torch.Tensor:
+    """`gradients` by two gloo processes."""
+    out = str(work / "gradients.npy")
+    # The libraries are imported once, not by each process.
+    multiprocessing.set_forkserver_preload(["captionbert.benchmarks.batch_equivalence"])
+    mp.start_processes(_worker, args=(2, free_port(), out, arguments), nprocs=2, start_method="forkserver")
+    return torch.from_numpy(np.load(out))
+
+
+def difference(reference: torch.Tensor, found: torch.Tensor) -> dict[str, float]:
+    """Loss and gradient differences between two ways of cutting."""
+    worst = float((reference[1:] - found[1:]).abs().max())
+    return {
+        "loss": float((reference[0] - found[0]).abs() / reference[0].abs()),
+        "gradient_absolute": worst,
+        "gradient_of_largest": worst / float(reference[1:].abs().max()),
+    }
+
+
+def compare(preset: str, tiny: bool, rows: int, work: Path) -> dict[str, Any]:
+    """All cuts against 1 x rows, for both losses."""
+    report: dict[str, Any] = {"preset": preset, "tiny": tiny, "rows": rows, "limit": LIMIT}
+    for name, symmetric in (("one-way", False), ("symmetric", True)):
+        whole = gradients(preset, tiny, rows, symmetric, 1, 0, 1)
+        report[name] = {
+            f"8 x {rows // 8}": difference(whole, gradients(preset, tiny, rows, symmetric, 8, 0, 1)),
+            "2 processes": difference(whole, two_processes(work, preset, tiny, rows, symmetric)),
+        }
+    report["same"] = all(
+        cut[key] <= LIMIT
+        for name in ("one-way", "symmetric")
+        for cut in report[name].values()
+        for key in ("loss", "gradient_of_largest")
+    )
+    return report
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; 0 when all cuts agree within 1e-6."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--preset", default="captionbert-mini")
+    parser.add_argument("--rows", type=int, default=2048)
+    parser.add_argument("--tiny", action="store_true", help="two layers of width 32: seconds")
+    parser.add_argument("--work", type=Path, default=Path("."), help="folder for one temporary file")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args(argv)
+    report = compare(arguments.preset, arguments.tiny, arguments.rows, arguments.work)
+    (arguments.work / "gradients.npy").unlink(missing_ok=True)
+    print(json.dumps(report, indent=1))
+    if arguments.json:
+        write_json(arguments.json, report)
+    return 0 if report["same"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

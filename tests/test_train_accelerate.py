@@ -1,0 +1,337 @@
+"""The training program on a tiny consensus: exact resume, kills, refusals, signals, several processes."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from captionbert import train_accelerate
+from captionbert.artifacts.errors import InputError
+from captionbert.artifacts.files import folder_lock, sha256_file
+from captionbert.benchmarks import kill_resume
+from captionbert.benchmarks.batch_equivalence import free_port
+from captionbert.consensus.captions import open_corpus, prepare_corpus
+from captionbert.recipes import Recipe, load_recipe
+
+_spec = importlib.util.spec_from_file_location(
+    "training_setup", Path(__file__).with_name("training_setup.py")
+)
+assert _spec is not None
+setup = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(setup)  # type: ignore[union-attr]
+
+COMPARED = (*kill_resume.COMPARED, "best/model/model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def consensus(tmp_path_factory: pytest.TempPathFactory, captions: list[str]) -> Path:
+    return setup.make_consensus(tmp_path_factory.mktemp("consensus"), captions)
+
+
+@pytest.fixture(scope="module")
+def recipe_file(tmp_path_factory: pytest.TempPathFactory, consensus: Path, tiny_tokenizer_dir: Path) -> Path:
+    file = tmp_path_factory.mktemp("recipe") / "tiny.yaml"
+    file.write_text(yaml.safe_dump(setup.tiny_recipe(consensus, tiny_tokenizer_dir)), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory, recipe_file: Path) -> Path:
+    """A complete run that nothing disturbed."""
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    train_accelerate.run(load_recipe(recipe_file), run)
+    return run
+
+
+def digests(run: Path) -> dict[str, str]:
+    return {name: sha256_file(run / "checkpoints" / name) for name in COMPARED}
+
+
+def recipe_with(file: Path, *overrides: str) -> Recipe:
+    return load_recipe(file, overrides)
+
+
+def test_the_run_folder(whole_run: Path) -> None:
+    resolved = yaml.safe_load((whole_run / "config" / "recipe.yaml").read_text())
+    assert resolved["schedule"]["steps"] == 24
+    identity = json.loads((whole_run / "config" / "identity.json").read_text())
+    assert identity["data"]["frame_id"] == "f" * 64
+    assert len(identity["data"]["captions_digest"]) == len(identity["data"]["tokenizer_digest"]) == 64
+    names = {p.name for p in (whole_run / "checkpoints").iterdir()}
+    assert {"final", "best", "metrics.json", "metrics.jsonl", "step-00000020"} <= names
+    assert sum(name.startswith("step-") for name in names) == 2
+    curve = train_accelerate.read_metrics(whole_run)["curve"]
+    assert [point["step"] for point in curve] == [0, 8, 16, 24]
+    assert curve[-1]["target_cosine"] > curve[0]["target_cosine"] + 0.2
+    lines = [json.loads(x) for x in (whole_run / "checkpoints" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 25))
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert train_accelerate.finished(whole_run) == whole_run / "checkpoints" / "final"
+
+
+def test_stopping_and_resuming_at_any_step_is_exact(
+    tmp_path: Path, recipe_file: Path, whole_run: Path
+) -> None:
+    # 5 is inside epoch 0 (of 5 steps), 8 an evaluation, 9 right after, 13 inside epoch 2
+    for step in (3, 5, 8, 9, 13):
+        where = train_accelerate.run(load_recipe(recipe_file), tmp_path / "run", stop_after=step)
+        assert where.name == f"step-{step:08d}"
+    train_accelerate.run(load_recipe(recipe_file), tmp_path / "run")
+    assert digests(tmp_path / "run") == digests(whole_run)
+
+
+def test_a_kill_at_any_moment_is_exact(tmp_path: Path, recipe_file: Path, whole_run: Path) -> None:
+    run, log = tmp_path / "run", tmp_path / "log.txt"
+    options = ["--recipe", str(recipe_file), "--out", str(run)]
+    kills = kill_resume.killed_run(options, run, log, steps=24, kills=3, seed=1, start=setup.Child)
+    assert kills[1]["half_written_checkpoint"] is True
+    assert digests(run) == digests(whole_run), log.read_text()
+
+
+def test_fp16_resumes_with_its_loss_scale(tmp_path: Path, recipe_file: Path) -> None:
+    recipe = recipe_with(recipe_file, "compute.precision=fp16", "schedule.steps=6", "loss.symmetric=true")
+    train_accelerate.run(recipe, tmp_path / "whole")
+    train_accelerate.run(recipe, tmp_path / "cut", stop_after=3)
+    train_accelerate.run(recipe, tmp_path / "cut")
+    assert digests(tmp_path / "whole") == digests(tmp_path / "cut")
+    state = json.loads((tmp_path / "cut" / "checkpoints" / "final" / "state.json").read_text())
+    assert state["loss_scale"]["good_steps"] == 6
+
+
+def test_a_complete_run_is_not_resumed(whole_run: Path, recipe_file: Path) -> None:
+    before = digests(whole_run)
+    with pytest.raises(InputError, match=r"this run is complete .*24 steps\) and is not resumed"):
+        train_accelerate.run(load_recipe(recipe_file), whole_run)
+    assert digests(whole_run) == before
+
+
+def test_law_16_a_complete_run_is_not_taken_to_another_corpus(
+    tmp_path: Path, whole_run: Path, recipe_file: Path, captions: list[str]
+) -> None:
+    other = setup.make_consensus(tmp_path / "other", captions[:150])
+    with pytest.raises(InputError, match=r"data\.captions_digest: started with .*data\.targets_digest"):
+        train_accelerate.run(recipe_with(recipe_file, f"data.consensus={other}"), whole_run)
+
+
+def test_a_changed_recipe_corpus_or_frame_is_refused_by_field(
+    tmp_path: Path, recipe_file: Path, consensus: Path, captions: list[str]
+) -> None:
+    run = tmp_path / "run"
+    train_accelerate.run(load_recipe(recipe_file), run, stop_after=3)
+    with pytest.raises(InputError) as error:
+        train_accelerate.run(recipe_with(recipe_file, "loss.temperature=0.1", "seed=4"), run)
+    assert "recipe.loss.temperature: started with 0.07, now 0.1" in str(error.value)
+    assert "recipe.seed: started with 3, now 4" in str(error.value)
+    frame = setup.make_targets(tmp_path / "targets", open_corpus(consensus / "corpus"), frame_id="e" * 64)
+    with pytest.raises(InputError, match=r"data\.frame_id: started with 'ffff.*now 'eeee"):
+        train_accelerate.run(recipe_with(recipe_file, f"data.targets={frame}"), run)
+    other = setup.make_consensus(tmp_path / "other", captions[:150])
+    with pytest.raises(InputError, match=r"data\.captions_rows: started with 200, now 150"):
+        train_accelerate.run(recipe_with(recipe_file, f"data.consensus={other}"), run)
+
+
+def test_captions_and_targets_that_disagree(
+    tmp_path: Path, recipe_file: Path, consensus: Path, captions: list[str]
+) -> None:
+    fewer = setup.make_consensus(tmp_path / "fewer", captions[:150])
+    recipe = recipe_with(recipe_file, f"data.targets={fewer / 'targets'}")
+    with pytest.raises(InputError, match="200 captions but the targets have 150 rows"):
+        train_accelerate.run(recipe, tmp_path / "run")
+    shuffled = tmp_path / "shuffled.txt"
+    shuffled.write_text("\n".join(reversed(captions)) + "\n")
+    prepare_corpus([str(shuffled)], tmp_path / "corpus", held_out=10)
+    recipe = recipe_with(
+        recipe_file, f"data.corpus={tmp_path / 'corpus'}", f"data.targets={consensus / 'targets'}"
+    )
+    with pytest.raises(InputError, match="the targets were built from captions with digest"):
+        train_accelerate.run(recipe, tmp_path / "run")
+
+
+def test_law_17_targets_of_another_frame(tmp_path: Path, recipe_file: Path) -> None:
+    with pytest.raises(InputError, match=r"targets are of frame f+, the recipe asks for data\.frame_id abc"):
+        train_accelerate.run(recipe_with(recipe_file, "data.frame_id=abc"), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("schedule.batch_size=512", "fewer than one batch of 512"),
+        ("data.rows=5000", r"data\.rows asks for 5000 training captions, the corpus has 190"),
+        ("data.max_length=500", r"data\.max_length is 500; it must lie in 2\.\.128"),
+        ("schedule.warmup=24", r"schedule\.warmup is 24 steps but the run has only 24"),
+        ("model.preset=captionbert-maxi", "section model: .*captionbert-maxi"),
+        ("model.overrides.projection_dim=32", "the targets are 24 wide"),
+        ("model.overrides.vocab_size=20", "the model only 20 embeddings"),
+        ("gauges.dev_pairs=nowhere.jsonl", "nowhere.jsonl: no such file"),
+        ("model.init_embeddings_from=nowhere", "no model.safetensors there"),
+        ("data.tokenizer=nowhere", "nowhere"),
+        ("data.corpus=nowhere", "nowhere"),
+    ],
+)
+def test_bad_input_is_refused_before_training(
+    tmp_path: Path, recipe_file: Path, override: str, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        train_accelerate.run(recipe_with(recipe_file, override), tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_recipe_without_data_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--set data\.consensus=DIR"):
+        train_accelerate.run(load_recipe("mini"), tmp_path / "run")
+
+
+def test_a_corrupt_newest_checkpoint_falls_back_and_says_so(
+    tmp_path: Path, recipe_file: Path, whole_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    train_accelerate.run(load_recipe(recipe_file), run, stop_after=8)
+    victim = run / "checkpoints" / "step-00000008" / "model" / "model.safetensors"
+    victim.write_bytes(victim.read_bytes()[:-100])
+    train_accelerate.run(load_recipe(recipe_file), run)
+    told = capsys.readouterr().err
+    assert "step-00000008 is not usable" in told
+    assert "going on from" in told
+    assert "step-00000004" in told
+    assert digests(run) == digests(whole_run)
+
+
+def test_checkpoints_without_a_config_are_not_guessed_at(tmp_path: Path, recipe_file: Path) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints" / "step-00000004").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"holds checkpoints but no config/identity\.json"):
+        train_accelerate.run(load_recipe(recipe_file), run)
+
+
+def test_a_second_process_in_the_run_folder_is_refused(tmp_path: Path, recipe_file: Path) -> None:
+    with folder_lock(tmp_path / "run"), pytest.raises(InputError, match=f"in use by process {os.getpid()}"):
+        train_accelerate.run(load_recipe(recipe_file), tmp_path / "run")
+
+
+def test_minutes_become_steps_once(tmp_path: Path, recipe_file: Path) -> None:
+    recipe = recipe_with(recipe_file, "schedule.steps=null", "schedule.minutes=0.01", "schedule.warmup=0.1")
+    train_accelerate.run(recipe, tmp_path / "run", stop_after=1)
+    steps = yaml.safe_load((tmp_path / "run" / "config" / "recipe.yaml").read_text())["schedule"]["steps"]
+    assert steps >= 2
+    train_accelerate.run(recipe, tmp_path / "run")
+    assert (
+        json.loads((tmp_path / "run" / "checkpoints" / "final" / "state.json").read_text())["step"] == steps
+    )
+
+
+def test_token_embeddings_start_from_another_table(
+    tmp_path: Path, recipe_file: Path, whole_run: Path
+) -> None:
+    source = whole_run / "checkpoints" / "final" / "model"
+    recipe = recipe_with(recipe_file, f"model.init_embeddings_from={source}")
+    inputs = train_accelerate.open_inputs(recipe)
+    config = train_accelerate.student_config(recipe, inputs.tokenizer, inputs.targets.width)
+    found = train_accelerate.build_student(recipe, config).get_input_embeddings().weight
+    from safetensors.torch import load_file
+
+    assert found.equal(load_file(source / "model.safetensors")["embeddings.word_embeddings.weight"])
+
+
+def test_dev_pairs_choose_the_best_and_tensorboard_is_written(tmp_path: Path, recipe_file: Path) -> None:
+    pairs = tmp_path / "dev.jsonl"
+    rows = [
+        ("a man runs", "a man sleeps", 3.0),
+        ("two dogs", "a red car", 0.0),
+        ("a child plays", "a child plays", 5.0),
+    ]
+    pairs.write_text(
+        "".join(json.dumps(dict(zip(("sentence1", "sentence2", "score"), r))) + "\n" for r in rows)
+    )
+    recipe = recipe_with(
+        recipe_file, f"gauges.dev_pairs={pairs}", "gauges.tensorboard=true", "schedule.steps=8"
+    )
+    train_accelerate.run(recipe, tmp_path / "run")
+    metrics = train_accelerate.read_metrics(tmp_path / "run")
+    assert metrics["best"]["gauge"] == "dev_spearman"
+    assert all("dev_spearman" in point for point in metrics["curve"])
+    assert list((tmp_path / "run" / "tensorboard").rglob("events.out.tfevents.*"))
+
+
+def test_gradient_checkpointing_trains_the_same(tmp_path: Path, recipe_file: Path) -> None:
+    losses = []
+    for number, flag in enumerate(("false", "true")):
+        recipe = recipe_with(recipe_file, f"compute.gradient_checkpointing={flag}", "schedule.steps=5")
+        train_accelerate.run(recipe, tmp_path / str(number))
+        lines = (tmp_path / str(number) / "checkpoints" / "metrics.jsonl").read_text().splitlines()
+        losses.append(json.loads(lines[-1])["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_the_command_line(
+    tmp_path: Path, recipe_file: Path, whole_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--recipe", str(recipe_file), "--out", str(tmp_path / "run")]
+    assert train_accelerate.main([*options, "--set", "schedule.batchsize=4"]) == 2
+    assert "did you mean 'batch_size'?" in capsys.readouterr().err
+    assert train_accelerate.main([*options, "--stop-after", "2"]) == 0
+    assert capsys.readouterr().out.strip().endswith("step-00000002")
+
+
+def test_sigterm_leaves_a_checkpoint_and_the_same_command_goes_on(
+    tmp_path: Path,
+    recipe_file: Path,
+    whole_run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, update = tmp_path / "run", train_accelerate.loop._update
+
+    def signalled(session, *others) -> None:
+        update(session, *others)
+        if session.state.step == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(train_accelerate.loop, "_update", signalled)
+    with pytest.raises(SystemExit) as ended:
+        train_accelerate.run(load_recipe(recipe_file), run)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert "stopped by SIGTERM after step 6 of 24" in capsys.readouterr().out
+    assert (run / "checkpoints" / "step-00000006" / "manifest.json").is_file()
+    monkeypatch.undo()
+    train_accelerate.run(load_recipe(recipe_file), run)
+    assert digests(run) == digests(whole_run)
+
+
+def test_two_processes_train_the_same(tmp_path: Path, recipe_file: Path, whole_run: Path) -> None:
+    options = ["--recipe", str(recipe_file), "--out", str(tmp_path / "run"), "--stop-after", "6"]
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared |= {"GLOO_SOCKET_IFNAME": "lo", "ACCELERATE_USE_CPU": "true"}
+    logs = [tmp_path / f"log-{rank}.txt" for rank in range(2)]
+    children = [
+        setup.Child(options, logs[r], {**shared, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(2)
+    ]
+    assert [child.wait() for child in children] == [0, 0], [log.read_text() for log in logs]
+    identity = json.loads((tmp_path / "run" / "config" / "identity.json").read_text())
+    assert identity["environment"]["processes"] == 2
+    two, one = (
+        [json.loads(x) for x in (r / "checkpoints" / "metrics.jsonl").read_text().splitlines()][:6]
+        for r in (tmp_path / "run", whole_run)
+    )
+    assert [line["step"] for line in two] == [1, 2, 3, 4, 5, 6]
+    for a, b in zip(two, one):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+        assert a["learning_rate"] == b["learning_rate"]
+    # Resuming with another number of processes is allowed: same rows, equal to rounding.
+    where = train_accelerate.run(load_recipe(recipe_file), tmp_path / "run", stop_after=8)
+    assert where.name == "step-00000008"
+
+
+def test_the_program_runs_as_a_file(tmp_path: Path) -> None:
+    program = Path(train_accelerate.__file__)
+    done = subprocess.run(
+        [sys.executable, str(program), "--help"], capture_output=True, text=True, check=True
+    )
+    assert "--recipe R" in done.stdout

@@ -1,0 +1,157 @@
+"""What a step reads: captions of this process as token ids, targets and text groups of the whole batch.
+
+Loading is a pure function of the step, so the next one is prepared in a background thread without harm.
+
+Legend: N corpus rows, B rows of the global batch, b of this process, E width of a target.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from captionbert.artifacts.errors import InputError
+from captionbert.training.order import Plan
+
+Tokenize = Callable[[list[str]], list[list[int]]]
+
+
+class Captions(Protocol):
+    """The part of a corpus that training reads (consensus.captions.Corpus)."""
+
+    rows: int
+    digest: str
+
+    def texts(self, rows: np.ndarray) -> list[str]:
+        """Captions of corpus rows [n]."""
+
+    @property
+    def groups(self) -> np.ndarray:
+        """Text identity of each row, int64 [N]: equal numbers, equal text."""
+
+    @property
+    def held_out(self) -> np.ndarray:
+        """Rows kept for validation, bool [N]."""
+
+
+class TargetVectors(Protocol):
+    """The part of consensus targets that training reads (consensus.targets.Targets)."""
+
+    rows: int
+    width: int
+    frame_id: str
+    digest: str
+    corpus_digest: str
+
+    def vectors(self, rows: np.ndarray) -> np.ndarray:
+        """Unit targets of corpus rows, float32 [n, E]."""
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """One step's data: `ids` of this process's b captions, their places among the B, targets, groups."""
+
+    ids: list[list[int]]
+    own: Tensor  # [b]
+    targets: Tensor  # [B, E]
+    groups: Tensor  # [B]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each caption of this process, int64 [b]."""
+        return np.asarray([len(row) for row in self.ids], dtype=np.int64)
+
+
+def check_agreement(captions: Captions, targets: TargetVectors, frame_id: str | None = None) -> None:
+    """Refuse targets of other captions, of another count, or (law 17) of another frame than asked for.
+
+    Raises:
+        InputError: naming the two values that differ.
+    """
+    if targets.rows != captions.rows:
+        raise InputError(
+            f"the corpus has {captions.rows} captions but the targets have {targets.rows} rows; build the "
+            "targets of this corpus (captionbert consensus targets), or name the one they were built from"
+        )
+    if targets.corpus_digest != captions.digest:
+        raise InputError(
+            f"the targets were built from captions with digest {targets.corpus_digest}, the corpus has "
+            f"digest {captions.digest}: row i would get another text's target; build this corpus's targets"
+        )
+    if frame_id is not None and targets.frame_id != frame_id:
+        raise InputError(
+            f"the targets are of frame {targets.frame_id}, the recipe asks for data.frame_id {frame_id}; "
+            "vectors of two frames cannot be compared: use targets of that frame, or drop data.frame_id"
+        )
+
+
+def split_rows(captions: Captions, limit: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Training rows (the first `limit`, None for all) and held-out rows, int64 corpus row numbers.
+
+    Raises:
+        InputError: nothing is held out, or fewer training rows than `limit`.
+    """
+    held_out = np.asarray(captions.held_out)
+    training, validation = np.flatnonzero(~held_out), np.flatnonzero(held_out)
+    if not len(validation):
+        raise InputError(
+            "the corpus holds out no caption, so training could not be judged; prepare it with held-out rows"
+        )
+    if limit is not None and len(training) < limit:
+        raise InputError(
+            f"data.rows asks for {limit} training captions, the corpus has {len(training)}; lower it"
+        )
+    return training[:limit], validation
+
+
+class Loader:
+    """Loads the batch of any step.
+
+    Args:
+        captions, targets, tokenize: the sources.
+        rows: corpus row of each training position, int64.
+        plan: the order; share: this process's part of a global batch.
+    """
+
+    def __init__(
+        self,
+        captions: Captions,
+        targets: TargetVectors,
+        tokenize: Tokenize,
+        rows: np.ndarray,
+        plan: Plan,
+        share: slice,
+    ) -> None:
+        self.captions, self.targets, self.tokenize = captions, targets, tokenize
+        self.rows, self.plan, self.share = rows, plan, share
+        self.groups = np.asarray(captions.groups)
+
+    def load(self, step: int) -> StepBatch:
+        """The batch of `step`: a pure function of the step."""
+        rows = self.rows[self.plan.positions(step)]  # [B]
+        targets = self.targets.vectors(rows)  # [B, E]
+        if not np.isfinite(targets).all():
+            bad = int(rows[np.flatnonzero(~np.isfinite(targets).all(axis=1))[0]])
+            raise InputError(
+                f"step {step}: the target of caption {bad} is not finite; build the targets again"
+            )
+        return StepBatch(
+            ids=self.tokenize(self.captions.texts(rows[self.share])),
+            own=torch.arange(len(rows))[self.share],
+            targets=torch.from_numpy(np.ascontiguousarray(targets, dtype=np.float32)),
+            groups=torch.from_numpy(self.groups[rows]),
+        )
+
+    def ahead(self, first: int, stop: int) -> Iterator[StepBatch]:
+        """Batches of steps first..stop-1 in order, the next one prepared while the caller uses this one."""
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="captionbert-loader") as pool:
+            pending = pool.submit(self.load, first) if first < stop else None
+            for step in range(first, stop):
+                assert pending is not None
+                batch = pending.result()
+                pending = pool.submit(self.load, step + 1) if step + 1 < stop else None
+                yield batch

@@ -1,0 +1,160 @@
+"""What is measured while training, and the files it goes to.
+
+    checkpoints/metrics.json   the curve: target cosine, effective rank with CV, dev Spearman
+    checkpoints/metrics.jsonl  a line each `log_every` steps: loss, learning rate, gradient norm
+    checkpoints/timing.jsonl   sentences a second and the like: the only file that holds a clock
+
+metrics.json and metrics.jsonl are bit-identical for a run that was killed and resumed: they hold no clock,
+and lines past the checkpoint that a run resumes from are dropped.
+
+Legend: n rows, E width of a vector.
+"""
+
+import gzip
+import io
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from captionbert.artifacts.errors import InputError
+from captionbert.artifacts.files import publish_file, write_json
+from captionbert.probes.geometry import geometry, target_cosine
+
+METRICS_KIND = "training-metrics"
+_LEAST_ROWS = 8  # fewer rows have no meaningful spectrum
+
+
+@dataclass(frozen=True)
+class DevPairs:
+    """Sentence pairs with a similarity score each, only ever measured, never trained on."""
+
+    first: list[str]
+    second: list[str]
+    scores: np.ndarray  # [n]
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What each evaluation reads: held-out captions as ids, their targets [n, E], dev pairs if any."""
+
+    ids: list[list[int]]
+    targets: np.ndarray
+    pair_ids: list[list[int]]  # first sentences, then second sentences
+    scores: np.ndarray | None
+
+
+def read_dev_pairs(path: str | Path) -> DevPairs:
+    """Pairs from JSONL (gz allowed) with sentence1, sentence2, score.
+
+    Raises:
+        InputError: the file is missing, or a line is not such an object; the line is named.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"gauges.dev_pairs {path}: no such file")
+    first, second, scores = [], [], []
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    with io.StringIO(content.decode("utf-8")) as stream:
+        for number, line in enumerate(stream, 1):
+            try:
+                row = json.loads(line)
+                first.append(str(row["sentence1"]))
+                second.append(str(row["sentence2"]))
+                scores.append(float(row["score"]))
+            except (ValueError, KeyError, TypeError) as error:
+                raise InputError(
+                    f"{path}, line {number}: expected an object with sentence1, sentence2 and score "
+                    f"({error!r})"
+                ) from None
+    if len(scores) < 2:
+        raise InputError(f"{path}: {len(scores)} pairs; a rank correlation needs at least 2")
+    return DevPairs(first, second, np.asarray(scores))
+
+
+def evaluate(
+    embed: Callable[[list[list[int]]], np.ndarray], validation: Validation, step: int
+) -> dict[str, Any]:
+    """One point of the curve, after `step` updates.
+
+    Args:
+        embed: ids of n texts to float32 unit vectors [n, E], in order.
+    """
+    vectors = embed(validation.ids)  # [n, E]
+    if not np.isfinite(vectors).all():
+        raise InputError(f"step {step}: the student's vectors are not finite; lower schedule.learning_rate")
+    point: dict[str, Any] = {"step": step, "target_cosine": target_cosine(vectors, validation.targets)}
+    if len(vectors) >= _LEAST_ROWS:
+        point["geometry"] = geometry(vectors).as_dict()
+    if validation.scores is not None:
+        point["dev_spearman"] = pair_spearman(embed(validation.pair_ids), validation.scores)
+    return point
+
+
+def pair_spearman(vectors: np.ndarray, scores: np.ndarray) -> float:
+    """Spearman of cosine with score; `vectors` [2n, E]: all first sentences, then all second."""
+    from scipy.stats import spearmanr
+
+    cosine = (vectors[: len(scores)] * vectors[len(scores) :]).sum(axis=1)
+    value = float(spearmanr(cosine, scores).statistic)
+    return value if np.isfinite(value) else 0.0  # a constant side has no order
+
+
+def best_value(point: dict[str, Any]) -> tuple[str, float]:
+    """The gauge that `best` goes by, and its value: dev Spearman if there are pairs, else target cosine."""
+    name = "dev_spearman" if "dev_spearman" in point else "target_cosine"
+    return name, point[name]
+
+
+def describe(point: dict[str, Any]) -> str:
+    """One line for the terminal."""
+    line = f"step {point['step']}: target cosine {point['target_cosine']:.4f}"
+    if "geometry" in point:
+        g = point["geometry"]
+        line += f", effective rank {g['effective_rank']:.1f} (CV {g['cv']:.3f}, random {g['cv_random']:.3f})"
+    if "dev_spearman" in point:
+        line += f", dev Spearman {point['dev_spearman']:.4f}"
+    return line
+
+
+class MetricsFiles:
+    """The three files of a run's measurements, in its `checkpoints/` folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lines, self.timing, self.curve = (
+            folder / n for n in ("metrics.jsonl", "timing.jsonl", "metrics.json")
+        )
+
+    def start(self, step: int) -> None:
+        """Drop the lines of `metrics.jsonl` that are past `step` or were cut off by a kill."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        kept = [line for line in self._whole_lines() if json.loads(line)["step"] <= step]
+        with publish_file(self.lines) as temporary:
+            temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+
+    def _whole_lines(self) -> list[str]:
+        if not self.lines.is_file():
+            return []
+        *lines, _torn = self.lines.read_text(encoding="utf-8").split("\n")
+        return lines
+
+    def log(self, values: dict[str, Any], timing: dict[str, Any]) -> None:
+        """Append one line of measurements and one of timing."""
+        for path, row in ((self.lines, values), (self.timing, timing)):
+            with open(path, "a", encoding="utf-8") as stream:
+                stream.write(json.dumps(row) + "\n")
+
+    def sync(self) -> None:
+        """Bring the lines to the disk: a checkpoint must not be newer than the lines before it."""
+        if self.lines.is_file():
+            with open(self.lines, "rb") as stream:
+                os.fsync(stream.fileno())
+
+    def write_curve(self, curve: list[dict[str, Any]], best: dict[str, Any] | None) -> None:
+        """Write metrics.json."""
+        write_json(self.curve, {"kind": METRICS_KIND, "curve": curve, "best": best})

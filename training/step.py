@@ -1,0 +1,285 @@
+"""One optimizer step: gradients of the full-batch loss whatever the micro-batches and processes, clipping,
+Adam.
+
+One-way rows need only their own vector and all targets: each micro-batch is run forward and backward by
+itself.
+The symmetric loss couples all students of the batch: their vectors are made first without a graph, the
+gradient of the loss is taken with respect to them, and each micro-batch is run again and pulled back through
+it (gradient caching). Each process ends with one flat all-reduce of its gradients; the loss is divided by the
+global batch beforehand.
+
+fp32 parameters; bf16 and fp16 through autocast, one weight cast a step. fp16 multiplies the loss by a scale
+that is halved when a gradient overflows (that step changes nothing, and counts) and doubled after 2,000 good
+steps.
+
+Legend: B rows of the global batch, b of this process, m of a micro-batch, E width of a vector.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from captionbert.artifacts.errors import InputError
+from captionbert.training.batches import StepBatch
+from captionbert.training.losses import (
+    View,
+    check_temperature,
+    mse_rows,
+    one_way_rows,
+    refuse_shared_forward,
+    stored_targets,
+    symmetric_rows,
+)
+from captionbert.training.order import cut_by_tokens
+
+# Token ids of m captions, longest first, to unit vectors [m, E] with their graph.
+Encode = Callable[[list[list[int]]], Tensor]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_GROWTH_STEPS = 2000
+MAX_SKIPS = 20
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """The fp16 loss scale; for other precisions it stays 1. `skips` counts overflows in a row."""
+
+    value: float = 1.0
+    good_steps: int = 0
+    skips: int = 0
+
+    @classmethod
+    def start(cls, precision: str) -> "LossScale":
+        """2^16 for fp16, 1 otherwise."""
+        return cls(65536.0 if precision == "fp16" else 1.0)
+
+    def after(self, finite: bool) -> "LossScale":
+        """The scale of the next step."""
+        if not finite:
+            return LossScale(self.value / 2, 0, self.skips + 1)
+        if self.good_steps + 1 >= _GROWTH_STEPS:
+            return LossScale(self.value * 2, 0, 0)
+        return LossScale(self.value, self.good_steps + 1, 0)
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """What a step needs from the recipe. `padded`: micro-batches are padded (accelerators), not packed."""
+
+    temperature: float
+    symmetric: bool
+    mse_weight: float
+    clip: float
+    precision: str
+    micro_batch_tokens: int
+    padded: bool
+    targets_digest: str = "unnamed"
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
+
+
+@dataclass(frozen=True)
+class StepLoss:
+    """Means over the global batch: InfoNCE, MSE per coordinate, and their weighted sum."""
+
+    contrast: float
+    mse: float
+    total: float
+
+
+@contextmanager
+def precision_context(device: str, precision: str) -> Iterator[None]:
+    """Autocast to the recipe's precision; each weight is cast once while the context lasts."""
+    with torch.autocast(device, DTYPES[precision], enabled=precision != "fp32"):
+        yield
+
+
+def backward_gradients(
+    encode: Encode,
+    batch: StepBatch,
+    settings: StepSettings,
+    *,
+    device: torch.device,
+    step: int = 0,
+    scale: float = 1.0,
+    parts: list[np.ndarray] | None = None,
+) -> Tensor:
+    """Add this process's part of scale x the gradient of the global-batch loss to the parameters' `.grad`.
+
+    Args:
+        parts: rows of each micro-batch, longest first; None cuts at the settings' token budget.
+
+    Returns:
+        [2] fp64: this process's part of the mean InfoNCE and the mean MSE (they sum over processes to the
+        mean).
+    """
+    if parts is None:
+        parts = cut_by_tokens(batch.lengths, settings.micro_batch_tokens, padded=settings.padded)
+    targets = stored_targets(batch.targets.to(device), settings.targets_digest)
+    run = _symmetric if settings.symmetric else _one_way
+    return run(encode, batch, parts, targets, settings, f"student step {step}", scale)
+
+
+def _rows(batch: StepBatch, part: np.ndarray) -> list[list[int]]:
+    return [batch.ids[i] for i in part]
+
+
+def _one_way(
+    encode: Encode,
+    batch: StepBatch,
+    parts: list[np.ndarray],
+    targets: View,
+    settings: StepSettings,
+    origin: str,
+    scale: float,
+) -> Tensor:
+    device = targets.vectors.device
+    groups, total = batch.groups.to(device), len(batch.groups)
+    sums = torch.zeros(2, dtype=torch.float64)
+    with precision_context(device.type, settings.precision):
+        for part in parts:
+            vectors = encode(_rows(batch, part))  # [m, E]
+            own = batch.own[torch.from_numpy(part)].to(device)  # [m]
+            refuse_shared_forward(View(vectors, origin), targets)
+            # Disabled inside, not left: leaving the context would drop the weights that were already cast.
+            with torch.autocast(device.type, enabled=False):
+                contrast = one_way_rows(vectors, targets.vectors, own, groups, settings.temperature).sum()
+                mse = mse_rows(vectors, targets.vectors[own]).sum()
+                ((contrast + settings.mse_weight * mse) * (scale / total)).backward()
+            sums += torch.stack((contrast.detach(), mse.detach())).double().cpu()
+    return sums / total
+
+
+def _symmetric(
+    encode: Encode,
+    batch: StepBatch,
+    parts: list[np.ndarray],
+    targets: View,
+    settings: StepSettings,
+    origin: str,
+    scale: float,
+) -> Tensor:
+    device = targets.vectors.device
+    keep_graph = len(parts) == 1  # one micro-batch: its graph fits, so it need not be run twice
+    mine = torch.empty(len(batch.ids), targets.vectors.shape[1], device=device)  # [b, E]
+    graphs: list[Tensor] = []
+    with torch.set_grad_enabled(keep_graph), precision_context(device.type, settings.precision):
+        for part in parts:
+            vectors = encode(_rows(batch, part))  # [m, E]
+            mine[torch.from_numpy(part).to(device)] = vectors.detach()
+            graphs.append(vectors)
+    everyone = gather_rows(mine).requires_grad_()  # [B, E]
+    refuse_shared_forward(View(everyone, origin), targets)
+    contrast = symmetric_rows(everyone, targets.vectors, batch.groups.to(device), settings.temperature).mean()
+    mse = mse_rows(everyone, targets.vectors).mean()
+    ((contrast + settings.mse_weight * mse) * scale).backward()
+    assert everyone.grad is not None
+    gradient = everyone.grad[batch.own.to(device)]  # [b, E]
+    # A new context: some versions of torch would reuse casts made without a graph where one is needed.
+    with precision_context(device.type, settings.precision):
+        for part, kept in zip(parts, graphs):
+            vectors = kept if keep_graph else encode(_rows(batch, part))  # [m, E]
+            with torch.autocast(device.type, enabled=False):
+                vectors.backward(gradient[torch.from_numpy(part).to(device)])
+    share = len(batch.ids) / len(everyone)  # every process has computed the whole mean
+    return torch.stack((contrast.detach(), mse.detach())).double().cpu() * share
+
+
+def processes() -> int:
+    """Processes of the group, 1 without one."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def gather_rows(mine: Tensor) -> Tensor:
+    """[b, E] of each process, laid one after another by rank: [B, E], without a graph."""
+    if processes() == 1:
+        return mine.clone()
+    shares = [torch.empty_like(mine) for _ in range(processes())]
+    dist.all_gather(shares, mine.contiguous())
+    return torch.cat(shares)
+
+
+def sum_over_processes(parameters: list[nn.Parameter], sums: Tensor) -> Tensor:
+    """Sum gradients and the two loss parts over processes, in one all-reduce. Returns the summed loss parts
+    [2].
+    """
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    if processes() == 1:
+        return sums
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([g.reshape(-1) for g in gradients] + [sums.to(gradients[0])])
+    dist.all_reduce(flat)
+    offset = 0
+    for gradient in gradients:
+        gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
+        offset += gradient.numel()
+    return flat[offset:].double().cpu()
+
+
+def clip_and_unscale(parameters: list[nn.Parameter], clip: float, scale: float) -> float:
+    """Divide gradients by `scale` and shorten them to norm `clip`; returns the norm before clipping.
+
+    A norm that is not finite leaves the gradients as they are: the caller must not use them.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = float(torch.nn.utils.get_total_norm(gradients)) / scale
+    factor = min(1.0, clip / (norm + 1e-6)) / scale
+    if np.isfinite(norm) and factor != 1.0:
+        torch._foreach_mul_(gradients, factor)
+    return norm
+
+
+def adam(parameters: list[nn.Parameter], learning_rate: float) -> torch.optim.Adam:
+    """Pure Adam, no weight decay; one fused kernel a step."""
+    return torch.optim.Adam(parameters, lr=learning_rate, weight_decay=0.0, fused=True)
+
+
+def take_step(
+    encode: Encode,
+    batch: StepBatch,
+    optimizer: torch.optim.Adam,
+    settings: StepSettings,
+    loss_scale: LossScale,
+    *,
+    device: torch.device,
+    step: int,
+    learning_rate: float,
+) -> tuple[StepLoss, float, LossScale]:
+    """Gradients, clipping and one Adam update.
+
+    Returns:
+        The losses, the gradient norm before clipping, and the loss scale of the next step.
+
+    Raises:
+        InputError: the norm is not finite without a loss scale, or for more than 20 fp16 steps in a row.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    optimizer.zero_grad(set_to_none=True)
+    sums = backward_gradients(encode, batch, settings, device=device, step=step, scale=loss_scale.value)
+    contrast, mse = sum_over_processes(parameters, sums).tolist()
+    norm = clip_and_unscale(parameters, settings.clip, loss_scale.value)
+    finite = bool(np.isfinite(norm))
+    if finite:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        optimizer.step()
+    elif settings.precision != "fp16":
+        raise InputError(
+            f"step {step}: the gradient norm is {norm} (loss {contrast}); the last checkpoint is intact: "
+            "lower schedule.learning_rate or raise schedule.warmup, and start a new run"
+        )
+    scale = loss_scale.after(finite) if settings.precision == "fp16" else replace(loss_scale)
+    if scale.skips > MAX_SKIPS:
+        raise InputError(
+            f"step {step}: {scale.skips} steps in a row overflowed in fp16 and the loss scale fell to "
+            f"{scale.value:g}; "
+            "use compute.precision=bf16 or fp32, or lower schedule.learning_rate"
+        )
+    return StepLoss(contrast, mse, contrast + settings.mse_weight * mse), norm, scale
