@@ -32,8 +32,12 @@ test: lint
 
 # The exported folder must load, bit for bit, in the oldest supported transformers as well.
 test-transformers4: install $(VENV4)/installed
-	$(BIN)/python -m tests.transformers4.write_case $(VENV4)/case
-	$(VENV4)/bin/python tests/transformers4/check_case.py $(VENV4)/case
+	rm -rf $(VENV4)/checkpoint $(VENV4)/export
+	$(BIN)/python -m captionbert.benchmarks.random_checkpoint --preset captionbert-mini --out $(VENV4)/checkpoint
+	$(BIN)/captionbert export $(VENV4)/checkpoint $(VENV4)/export
+	$(BIN)/python tests/check_transformers_457.py write $(VENV4)/export $(VENV4)/reference.npz
+	$(VENV4)/bin/python tests/check_transformers_457.py check $(VENV4)/export $(VENV4)/reference.npz
+	$(BIN)/captionbert parity $(VENV4)/checkpoint $(VENV4)/export --dtypes fp32 --python $(VENV4)/bin/python
 
 $(VENV4)/installed: Makefile
 	$(PYTHON) -m venv $(VENV4)

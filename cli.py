@@ -372,8 +372,8 @@ def _parity_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--profile",
         default="everyday",
-        choices=("everyday", "full"),
-        help="full adds the slow cases [everyday]",
+        choices=("everyday", "longest", "full"),
+        help="longest adds one fp16 row of the full length, full all slow cases [everyday]",
     )
     add("--dtypes", default="fp32,bf16,fp16", metavar="A,B", help="number types to compare [fp32,bf16,fp16]")
     add(

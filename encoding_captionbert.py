@@ -69,7 +69,7 @@ def token_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[np.ndar
         start += rows
 
 
-def _vectors(model: Any, ids: list[list[int]]) -> torch.Tensor:
+def batch_vectors(model: Any, ids: list[list[int]]) -> torch.Tensor:
     """[B, E] of a batch whose texts are sorted by length, longest first."""
     device = model.device
     if device.type == "cpu":
@@ -129,7 +129,9 @@ def encode(
             for start in range(0, len(texts), WINDOW):
                 ids = token_ids(tokenizer, texts[start : start + WINDOW], max_length)
                 for rows in token_batches([len(row) for row in ids], batch_tokens):
-                    vectors[start + rows] = _vectors(model, [ids[row] for row in rows]).float().cpu().numpy()
+                    vectors[start + rows] = (
+                        batch_vectors(model, [ids[row] for row in rows]).float().cpu().numpy()
+                    )
                     bar.update(len(rows))
     finally:
         model.train(was_training)

@@ -40,8 +40,7 @@ from captionbert.configuration_captionbert import CaptionBertConfig
 from captionbert.consensus.captions import open_corpus
 from captionbert.consensus.packaged import resolve_tokenizer
 from captionbert.consensus.targets import open_targets
-from captionbert.encoding_captionbert import _vectors as batch_vectors
-from captionbert.encoding_captionbert import token_ids
+from captionbert.encoding_captionbert import batch_vectors, token_ids
 from captionbert.recipes import Recipe, binding, load_recipe, recipe_names, recipe_to_dict
 from captionbert.training import checkpoints, loop
 from captionbert.training.batches import Captions, Loader, TargetVectors, check_agreement, split_rows

@@ -25,7 +25,7 @@ import torch.multiprocessing as mp
 
 from captionbert.artifacts.files import write_json
 from captionbert.configuration_captionbert import CaptionBertConfig
-from captionbert.encoding_captionbert import _vectors as batch_vectors
+from captionbert.encoding_captionbert import batch_vectors
 from captionbert.modeling_captionbert import CaptionBertModel
 from captionbert.training.batches import StepBatch
 from captionbert.training.order import rank_slice

@@ -34,8 +34,7 @@ from captionbert.benchmarks.encode import read_texts
 from captionbert.benchmarks.machine import matmul_rate, surroundings
 from captionbert.configuration_captionbert import CaptionBertConfig
 from captionbert.consensus.packaged import resolve_tokenizer
-from captionbert.encoding_captionbert import _vectors as batch_vectors
-from captionbert.encoding_captionbert import token_ids
+from captionbert.encoding_captionbert import batch_vectors, token_ids
 from captionbert.modeling_captionbert import CaptionBertModel
 from captionbert.training.batches import StepBatch
 from captionbert.training.step import DTYPES, LossScale, StepSettings, adam, take_step

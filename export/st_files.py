@@ -6,7 +6,6 @@ as two Dense modules (exact GELU, then identity), Normalize. Without these files
 mean-pool the token states.
 """
 
-import importlib.metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from captionbert.configuration_captionbert import CaptionBertConfig
 
 # The module names that every version from 2 to 6 resolves.
 _MODULES = "sentence_transformers.models"
+OWN_HEAD_SINCE = "5.4.0"
 OWN_HEAD = {
     "transformer_task": "feature-extraction",
     "modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}},
@@ -31,7 +31,7 @@ def write_own_head(out: Path) -> None:
     """modules.json and the settings that make the model's own vector the embedding."""
     _write_modules(out, [("", "Transformer"), ("1_Normalize", "Normalize")])
     write_json(out / "sentence_bert_config.json", OWN_HEAD)
-    _write_common(out)
+    _write_common(out, OWN_HEAD_SINCE)
 
 
 def write_fallback(out: Path, config: CaptionBertConfig, tensors: dict[str, torch.Tensor]) -> None:
@@ -53,7 +53,7 @@ def write_fallback(out: Path, config: CaptionBertConfig, tensors: dict[str, torc
     _write_pooling(out / names[0], config)
     _write_dense(out / names[1], tensors, "projection.dense", "torch.nn.modules.activation.GELU")
     _write_dense(out / names[2], tensors, "projection.output", "torch.nn.modules.linear.Identity")
-    _write_common(out)
+    _write_common(out, None)
 
 
 def _write_modules(out: Path, parts: list[tuple[str, str]]) -> None:
@@ -68,20 +68,11 @@ def _write_modules(out: Path, parts: list[tuple[str, str]]) -> None:
             write_json(out / path / "config.json", {})
 
 
-def _write_common(out: Path) -> None:
-    installed = {}
-    for label, package in (
-        ("sentence_transformers", "sentence-transformers"),
-        ("transformers", "transformers"),
-        ("pytorch", "torch"),
-    ):
-        try:
-            installed[label] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # export needs no sentence-transformers; the version is a note, not a requirement
+def _write_common(out: Path, oldest: str | None) -> None:
+    # The library warns where it is older than the version named here: so it is the oldest that can read the form.
     settings: dict[str, Any] = {
         "model_type": "SentenceTransformer",
-        "__version__": installed,
+        **({"__version__": {"sentence_transformers": oldest}} if oldest else {}),
         "prompts": {"query": "", "document": ""},
         "default_prompt_name": None,
         "similarity_fn_name": "cosine",

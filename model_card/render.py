@@ -61,7 +61,7 @@ def render_card(name: str, record: dict[str, Any], config: dict[str, Any], rows:
 
 def _requires(record: dict[str, Any]) -> str:
     own = record["sentence_transformers_form"] == "own head"
-    return "sentence-transformers 5.4 or newer" if own else "any sentence-transformers from 2.2 on"
+    return "sentence-transformers 5.4 or newer" if own else "also versions before 5.4"
 
 
 def _lineage(lineage: dict[str, Any]) -> str:

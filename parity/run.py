@@ -43,7 +43,8 @@ def run_parity(
     Args:
         checkpoint: as in `export_checkpoint`.
         folder: the exported folder.
-        profile: "everyday" leaves out the long fp16 cases and says which; "full" runs all.
+        profile: "everyday" leaves out the long fp16 cases and says which; "longest" keeps one fp16
+            row of the full length, "full" runs all.
         dtypes: of "fp32", "bf16", "fp16".
         json: where the report goes; finished cases are kept in a folder beside it and not run again.
         python: interpreter of both processes (another transformers version, say); None is this one. It needs

@@ -147,6 +147,14 @@ def test_the_everyday_profile_says_what_it_left_out() -> None:
     assert choose("everyday", "bf16", 8192)[1] == []
 
 
+def test_the_longest_profile_keeps_one_long_fp16_row() -> None:
+    for limit in (8192, 3000):
+        cases, left_out = choose("longest", "fp16", limit)
+        assert [case.name for case in cases if case.tokens > 512] == [f"length {limit}"]
+        assert any("profile longest; slow" in text for text in left_out)
+    assert choose("longest", "fp32", 8192)[1] == []
+
+
 def test_a_short_model_has_its_own_edge() -> None:
     cases, left_out = choose("full", "fp32", 100)
     assert {"length 99", "length 100"} <= {case.name for case in cases}

@@ -12,7 +12,7 @@ import torch
 
 from captionbert.artifacts.errors import InputError
 from captionbert.benchmarks import batch_equivalence
-from captionbert.encoding_captionbert import _vectors as batch_vectors
+from captionbert.encoding_captionbert import batch_vectors
 from captionbert.training.batches import StepBatch
 from captionbert.training.losses import SharedForwardError
 from captionbert.training.step import (
