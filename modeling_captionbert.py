@@ -24,8 +24,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
 from .configuration_captionbert import CaptionBertConfig
 from .encoding_captionbert import encode
-from .rotary_captionbert import rotary_turns, rotate
+from .rotary_captionbert import pairs_adjacent, rotary_turns, rotate
 
+# oneDNN's linear layer with bias and activation applied to each tile as it is made; None in builds without it.
+_FUSED_LINEAR = (
+    getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
+)
 SHORT_ROW = 128  # tokens up to which plain attention serves a packed row with a graph
 # What attends to what: takes query, key, value [B, H, T, C] and gives the context [B, T, H, C] and the weights, if any.
 Attend = Callable[
@@ -118,9 +122,34 @@ def _attend_packed(lengths: Sequence[int]) -> Attend:
             # [H, rows * length, C] -> [rows, H, length, C], a view: the tokens of one caption are adjacent
             views = (part.unflatten(1, (rows, length)).transpose(0, 1) for part in parts)
             contexts.append(_packed_attention(module, *views).flatten(0, 1))  # [rows * length, H, C]
-        return torch.cat(contexts).unsqueeze(0), None  # [1, S, H, C]
+        joined = contexts[0] if len(contexts) == 1 else torch.cat(contexts)
+        return joined.unsqueeze(0), None  # [1, S, H, C]
 
     return attend
+
+
+def _is_plain(linear: nn.Module) -> bool:
+    """Whether reading the weights gives what calling the layer gives: no adapter, quantiser, hook or offloading."""
+    hooked = linear._forward_hooks or linear._forward_pre_hooks or "forward" in linear.__dict__
+    return type(linear) is nn.Linear and not hooked
+
+
+def _affine(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, gelu: bool = False) -> torch.Tensor:
+    """[..., in] -> [..., out]: a linear layer and, if asked for, exact GELU; one pass for bf16 inference on a CPU."""
+    bf16 = x.dtype == weight.dtype == torch.bfloat16 and x.device.type == "cpu"
+    traced = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    if bf16 and not traced and _FUSED_LINEAR is not None:
+        return _FUSED_LINEAR(x, weight, bias, *(("gelu", [], "none") if gelu else ("none", [], "")))
+    y = F.linear(x, weight, bias)
+    return F.gelu(y) if gelu else y
+
+
+def _linear(layer: nn.Linear, x: torch.Tensor, gelu: bool = False) -> torch.Tensor:
+    """`_affine` with the weights of `layer`, or the layer itself where a call of it does something else."""
+    if _is_plain(layer):
+        return _affine(x, layer.weight, layer.bias, gelu)
+    y = layer(x)
+    return F.gelu(y) if gelu else y
 
 
 class CaptionBertEmbeddings(nn.Module):
@@ -161,7 +190,7 @@ class CaptionBertAttention(nn.Module):
         self, hidden: torch.Tensor, attend: Attend, turns: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[B, T, D] -> [B, T, D], and the attention weights [B, H, T, T] where `attend` gives them."""
-        qkv = self.qkv(hidden).unflatten(-1, (3, *self.head_shape))  # [B, T, 3, H, C]
+        qkv = self._project(hidden, turns is not None).unflatten(-1, (3, *self.head_shape))  # [B, T, 3, H, C]
         query_key, value = qkv.split((2, 1), dim=2)
         if turns is not None:
             query_key = rotate(query_key, turns[:, :, None, None])  # turns: [B or 1, T, P]
@@ -169,7 +198,22 @@ class CaptionBertAttention(nn.Module):
         context, weights = attend(
             self, query.transpose(1, 2), key.transpose(1, 2), value.squeeze(2).transpose(1, 2)
         )
-        return self.output(context.flatten(-2)), weights
+        return _linear(self.output, context.flatten(-2)), weights
+
+    def _project(self, hidden: torch.Tensor, rotary: bool) -> torch.Tensor:
+        """[B, T, D] -> [B, T, 3D]; for rotary positions, queries and keys with their pairs side by side."""
+        width, planes = 2 * self.qkv.in_features, self.head_shape[1] // 2
+        if rotary and _is_plain(self.qkv):
+            # The weights are reordered, not the activations: the same few rows at any number of tokens.
+            weight, bias = (
+                torch.cat((pairs_adjacent(rows[:width], planes, 0), rows[width:]))
+                for rows in (self.qkv.weight, self.qkv.bias)
+            )
+            return _affine(hidden, weight, bias)
+        qkv = _linear(self.qkv, hidden)
+        if not rotary:
+            return qkv
+        return torch.cat((pairs_adjacent(qkv[..., :width], planes, -1), qkv[..., width:]), dim=-1)
 
 
 class CaptionBertFeedForward(nn.Module):
@@ -182,7 +226,7 @@ class CaptionBertFeedForward(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[..., D] -> [..., D]."""
-        return self.down(F.gelu(self.up(hidden)))
+        return _linear(self.down, _linear(self.up, hidden, gelu=True))
 
 
 class CaptionBertLayer(GradientCheckpointingLayer):

@@ -33,13 +33,30 @@ def rotary_turns(positions: torch.Tensor, planes: int, base: float) -> torch.Ten
     return torch.complex(angles.cos(), angles.sin())
 
 
-def rotate(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """Turn each coordinate pair (i, i + P) of `x` [..., 2P] by `turns` [..., P], in fp32.
+def pairs_adjacent(x: torch.Tensor, planes: int, dim: int) -> torch.Tensor:
+    """Reorder one dimension, n heads of 2P coordinates, from the half-split convention to pairs side by side.
 
-    One complex product: three times as fast on a CPU as the usual sum of products of halves. The result holds each
-    pair side by side, (0, P, 1, P + 1, ...): queries and keys are both turned here, and a permutation that they
-    share changes no score.
+    Args:
+        x: any tensor whose dimension `dim` has n * 2P entries: activations, or the rows of a projection.
+        planes: P.
+        dim: which dimension, 0 or -1.
+
+    Returns:
+        the same entries, each head's in the order (0, P, 1, P + 1, ...).
     """
-    first, second = x.float().chunk(2, dim=-1)  # [..., P] each
-    turned = torch.complex(first, second).mul_(turns)
+    halves = x.unflatten(dim, (-1, 2, planes))  # the dimension becomes three: n, 2, P
+    first = 1 if dim == 0 else -2
+    swapped = halves.transpose(first, first + 1)
+    return swapped.flatten(0, 2) if dim == 0 else swapped.flatten(-3)
+
+
+def rotate(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    """Turn each adjacent coordinate pair of `x` [..., 2P] by `turns` [..., P], in fp32; the dtype of `x` is kept.
+
+    One complex product over pairs that `pairs_adjacent` has brought together: several times as fast on a CPU as the
+    usual sum of products of halves. Queries and keys share the order, so no score changes.
+    """
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))  # [..., P]
+    # A half-precision input was copied by the line above; an fp32 one is the caller's.
+    turned = pairs * turns if x.dtype == torch.float32 else pairs.mul_(turns)
     return torch.view_as_real(turned).flatten(-2).to(x.dtype)  # [..., 2P]

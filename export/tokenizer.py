@@ -69,7 +69,7 @@ def write_tokenizer(source: Path, out: Path, config: CaptionBertConfig) -> None:
     normalizer = fields.get("normalizer") or {}
     special = {role: token for role, token in SPECIAL.items() if tokenizer.token_to_id(token) is not None}
     is_bert = fields["model"]["type"] == "WordPiece" and normalizer.get("type") == "BertNormalizer"
-    settings = {
+    settings: dict[str, Any] = {
         "tokenizer_class": "BertTokenizer" if is_bert else "PreTrainedTokenizerFast",
         "model_max_length": config.max_position_embeddings,
         "padding_side": "right",

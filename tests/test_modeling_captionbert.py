@@ -103,6 +103,49 @@ def test_attentions_and_hidden_states(tiny_config: CaptionBertConfig) -> None:
     assert torch.equal(tuple_form[1], plain.pooler_output)
 
 
+def test_attention_weights_equal_half_split_rotation_by_hand(tiny_config: CaptionBertConfig) -> None:
+    # The convention of the checkpoint: plane i of a head is coordinates (i, i + P), whatever is fast to compute.
+    model = build(tiny_config)
+    ids, _ = batch([7], model.config.vocab_size)
+    with torch.no_grad():
+        output = model(ids, output_attentions=True, output_hidden_states=True)
+        layer = model.layers[0]
+        qkv = layer.attention.qkv(layer.attention_norm(output.hidden_states[0]))[0].double()  # [7, 96]
+        query, key = (x.reshape(7, 2, 16).transpose(0, 1) for x in qkv[:, :64].split(32, dim=1))  # [2, 7, 16]
+        angles = torch.arange(7)[:, None] * 10_000.0 ** (-torch.arange(8).double() / 8)  # [7, 8]
+
+        def turn(x: torch.Tensor) -> torch.Tensor:
+            a, b = x[..., :8], x[..., 8:]
+            return torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), -1)
+
+        weights = (turn(query) @ turn(key).transpose(1, 2) / 4).softmax(-1)
+    torch.testing.assert_close(output.attentions[0][0].double(), weights, atol=1e-5, rtol=0)
+
+
+def test_a_replaced_or_hooked_projection_is_called(tiny_config: CaptionBertConfig) -> None:
+    # The fast forms read weights; an adapter, a quantiser or offloading changes what a call does instead.
+    class Doubled(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    ids, _ = batch([7], tiny_config.vocab_size)
+    for dtype in (torch.float32, torch.bfloat16):
+        model = build(tiny_config).to(dtype)
+        with torch.no_grad():
+            plain = model(ids).pooler_output
+            calls: list[int] = []
+            for layer in model.layers:
+                for linear in (layer.attention.qkv, layer.attention.output, layer.feed_forward.up):
+                    linear.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+            torch.testing.assert_close(
+                model(ids).pooler_output, plain, atol=1e-6 if dtype == torch.float32 else 2e-2, rtol=0
+            )
+            assert len(calls) == 6
+            for layer in model.layers:
+                layer.attention.qkv.__class__ = layer.feed_forward.up.__class__ = Doubled
+            assert float((model(ids).pooler_output - plain).abs().max()) > 1e-2
+
+
 def test_a_mask_is_derived_from_the_padding_id(tiny_config: CaptionBertConfig) -> None:
     model = build(tiny_config)
     ids, mask = batch([9, 4], model.config.vocab_size)

@@ -5,19 +5,27 @@ import math
 import pytest
 import torch
 
-from captionbert.rotary_captionbert import rotary_frequencies, rotary_turns, rotate
+from captionbert.rotary_captionbert import pairs_adjacent, rotary_frequencies, rotary_turns, rotate
 
 
 def test_rotation_equals_complex_multiplication() -> None:
     torch.manual_seed(0)
     x = torch.randn(3, 10, dtype=torch.float64)
     positions = torch.tensor([0, 7, 8191])
-    turned = rotate(x, rotary_turns(positions, 5, 10_000.0))
+    turned = rotate(pairs_adjacent(x, 5, -1), rotary_turns(positions, 5, 10_000.0))
     for row, position in enumerate(positions.tolist()):
         for plane in range(5):
             angle = position * 10_000.0 ** (-plane / 5)
             z = complex(x[row, plane], x[row, plane + 5]) * complex(math.cos(angle), math.sin(angle))
             assert complex(turned[row, 2 * plane], turned[row, 2 * plane + 1]) == pytest.approx(z, abs=2e-3)
+
+
+def test_pairs_come_together_in_rows_and_in_activations() -> None:
+    heads = torch.arange(2 * 6).float()  # two heads of 2P = 6
+    expected = [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
+    assert pairs_adjacent(heads, 3, 0).tolist() == expected
+    assert pairs_adjacent(heads[:, None].expand(-1, 4), 3, 0)[:, 2].tolist() == expected
+    assert pairs_adjacent(heads.expand(2, 3, -1), 3, -1)[1, 2].tolist() == expected
 
 
 def test_scores_see_only_the_distance() -> None:
