@@ -379,7 +379,7 @@ def _parity_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--python",
         metavar="PATH",
-        help="another interpreter for the exported side, e.g. of another transformers",
+        help="another interpreter for both sides, e.g. with another transformers",
     )
     add("--json", type=Path, metavar="F", help="write the report to F")
 

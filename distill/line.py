@@ -260,8 +260,20 @@ class _Line:
             write_json(
                 path, {"kind": "distill-evaluation", "model": model, "held_out": gauges, "sts": scores}
             )
+            self._write_card(scores)
 
         return Stage("evaluate", "measure the model", inputs, run, _digest_of(path), (path,))
+
+    def _write_card(self, scores: dict[str, Any]) -> None:
+        """The model's README again, now with what was measured of exactly these files."""
+        from captionbert.model_card.numbers import add_numbers, numbers_of
+        from captionbert.model_card.render import write_card
+
+        rows = numbers_of(read_json(self.plan.out / "parity.json"), "captionbert parity run model")
+        if "skipped" not in scores:
+            rows += numbers_of(scores, "captionbert evaluate model --data DIR")
+        add_numbers(self.plan.out / "numbers.json", rows)
+        write_card(self.model, numbers=self.plan.out / "numbers.json")
 
     def _pairs(self) -> Stage:
         path = self.plan.out / "pairs.json"

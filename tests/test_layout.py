@@ -32,6 +32,7 @@ EDGES: dict[str, set[str]] = {
         "consensus",
         "evaluation",
         "export",
+        "model_card",
         "parity",
         "probes",
         "recipes",

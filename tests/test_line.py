@@ -86,8 +86,18 @@ def line(tiny_tokenizer_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def fake_parity(checkpoint: Path, folder: Path, *, json: Path, **_: Any) -> dict[str, Any]:
     """Parity has tests of its own, and takes minutes; here only its place in the line matters."""
     from captionbert.artifacts.files import write_json
+    from captionbert.export.folder import read_record
 
-    report = {"kind": "fake", "passed": True, "max_difference": 0.0}
+    report = {
+        "kind": "captionbert-parity",
+        "passed": True,
+        "max_difference": 0.0,
+        "model": {"digest": read_record(folder)["digest"]},
+        "versions": {"transformers": "0", "torch": "0"},
+        "cases": [],
+        "dtypes": ["fp32"],
+        "longest": 8,
+    }
     write_json(json, report)
     return report
 
@@ -124,6 +134,8 @@ def test_the_log_tells_the_gauges_and_where_everything_lies(line: Line) -> None:
     assert "effective_rank" in evaluation["held_out"]["geometry"]["student"]
     assert "cv" in evaluation["held_out"]["geometry"]["student"]
     assert "mimicry" not in evaluation["sts"]
+    card = (Path(line.summary["model"]) / "README.md").read_text()
+    assert "Largest difference between the training checkpoint and this export" in card
 
 
 def test_info_knows_every_folder_of_the_line(line: Line) -> None:
