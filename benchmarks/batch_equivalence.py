@@ -5,8 +5,9 @@
 
 fp32, random weights, random ids of caption-like lengths, one-way and symmetric loss: 1 x rows, 8 micro-
 batches of rows / 8, and two gloo processes of rows / 2 each. Printed: the loss difference, and the largest
-difference of any gradient entry, absolute and as a share of the largest entry (fp32 itself resolves 6e-8 of
-it). Exit status 0 only when loss and share are within 1e-6.
+difference of any gradient entry, absolute and as a share of the largest entry (fp32 sums over tens of
+thousands of tokens reach some 1e-6 of it in any order). Exit status 0 only when the loss, relative, and the
+gradients, absolute or as that share where the largest entry is above 1, are within 1e-6.
 """
 
 import argparse
@@ -107,10 +108,12 @@ def two_processes(work: Path, *arguments: Any) -> torch.Tensor:
 def difference(reference: torch.Tensor, found: torch.Tensor) -> dict[str, float]:
     """Loss and gradient differences between two ways of cutting."""
     worst = float((reference[1:] - found[1:]).abs().max())
+    largest = float(reference[1:].abs().max())
     return {
         "loss": float((reference[0] - found[0]).abs() / reference[0].abs()),
         "gradient_absolute": worst,
-        "gradient_of_largest": worst / float(reference[1:].abs().max()),
+        "gradient_of_largest": worst / largest,
+        "gradient_judged": worst / max(1.0, largest),
     }
 
 
@@ -127,7 +130,7 @@ def compare(preset: str, tiny: bool, rows: int, work: Path) -> dict[str, Any]:
         cut[key] <= LIMIT
         for name in ("one-way", "symmetric")
         for cut in report[name].values()
-        for key in ("loss", "gradient_of_largest")
+        for key in ("loss", "gradient_judged")
     )
     return report
 

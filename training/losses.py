@@ -59,13 +59,18 @@ def refuse_shared_forward(first: View, second: View) -> None:
         proof = "they share memory (a detached copy of a view is still that view)"
     elif a.grad_fn is not None and a.grad_fn is b.grad_fn:
         proof = "they are outputs of one graph node"
-    elif a.shape == b.shape and torch.equal(a.detach().to(b.dtype), b.detach()):
+    elif a.shape == b.shape and _equal_to_rounding(a, b):
         proof = "their values are equal"
     if proof:
         raise SharedForwardError(
             f"a contrastive loss whose two views share one forward pass is refused: {proof}; "
             "encode the views separately, or contrast with stored targets"
         )
+
+
+def _equal_to_rounding(a: Tensor, b: Tensor) -> bool:
+    # One model gives slightly other bits with a graph than without: its attention takes another kernel then.
+    return torch.allclose(a.detach().to(b.dtype), b.detach(), rtol=0.0, atol=1e-5)
 
 
 def check_temperature(temperature: float) -> None:
