@@ -27,11 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
+    arguments = [word for word in arguments if word != "--debug"]  # it may stand before or after the verb
     if not sys.stderr.isatty():  # the libraries' own progress bars; ours are quiet by themselves
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         if arguments[:1] == ["train"]:  # its options are those of train_accelerate.py, help included
-            return train([word for word in arguments[1:] if word != "--debug"])
+            return train(arguments[1:])
         options = build_parser().parse_args(arguments)
         return options.run(options)
     except InputError as error:

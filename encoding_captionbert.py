@@ -18,9 +18,10 @@ from tqdm.auto import tqdm
 
 # Texts tokenised at a time: enough to sort well, few enough that memory does not grow with the number of texts.
 WINDOW = 16_384
-# No token of the WordPiece vocabulary is longer, so what is cut could not have been among the first max_length tokens
-# unless the text is mostly blanks. Tokenizers read the whole text before they truncate: 4 MB would take seconds.
+# Tokenizers read the whole text before they truncate: 4 MB would take seconds, so a text is cut to a generous number of
+# characters first. Only one that is mostly blanks or words of hundreds of letters could lose tokens by it.
 CHARACTERS_A_TOKEN = 32
+LEAST_CHARACTERS = 65_536
 
 
 def _load_tokenizer(model: Any) -> Tokenizer:
@@ -40,6 +41,10 @@ def _check_texts(texts: Sequence[str]) -> None:
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise TypeError(f"texts[{index}] is {type(text).__name__}, expected str")
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+            raise ValueError(
+                f"texts[{index}] holds half a surrogate pair, which is no text; it was decoded wrongly"
+            )
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str], max_length: int) -> list[list[int]]:
@@ -47,7 +52,8 @@ def token_ids(tokenizer: Any, texts: Sequence[str], max_length: int) -> list[lis
 
     A `tokenizers.Tokenizer` has its truncation set to `max_length` and its padding switched off, and keeps that.
     """
-    cut = [text[: max_length * CHARACTERS_A_TOKEN] for text in texts]
+    most = max(LEAST_CHARACTERS, max_length * CHARACTERS_A_TOKEN)
+    cut = [text[:most] for text in texts]
     if not isinstance(tokenizer, Tokenizer):
         return tokenizer(cut, truncation=True, max_length=max_length, return_attention_mask=False)[
             "input_ids"
@@ -119,7 +125,7 @@ def encode(
         raise ValueError(f"batch_tokens must be at least 1, not {batch_tokens}")
     tokenizer = _load_tokenizer(model) if tokenizer is None else tokenizer
     vectors = np.empty((len(texts), width), dtype=np.float32)
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with (
@@ -134,7 +140,8 @@ def encode(
                     )
                     bar.update(len(rows))
     finally:
-        model.train(was_training)
+        for module, training in modes:
+            module.training = training
     if truncate_dim is None or truncate_dim == width:
         return vectors
     cut = vectors[:, :truncate_dim]

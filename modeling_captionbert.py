@@ -26,10 +26,18 @@ from .configuration_captionbert import CaptionBertConfig
 from .encoding_captionbert import encode
 from .rotary_captionbert import pairs_adjacent, rotary_turns, rotate
 
-# oneDNN's linear layer with bias and activation applied to each tile as it is made; None in builds without it.
-_FUSED_LINEAR = (
-    getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
-)
+
+def _fused_linear() -> Any:
+    """oneDNN's linear layer, bias and activation applied to each tile as it is made; None where it has no bf16 form."""
+    operators = torch.ops.mkldnn
+    if not torch.backends.mkldnn.is_available() or not hasattr(operators, "_linear_pointwise"):
+        return None
+    # The call itself does not ask, and fails on processors without the instructions; plain layers do ask.
+    supported = getattr(operators, "_is_mkldnn_bf16_supported", None)
+    return operators._linear_pointwise if supported is not None and supported() else None
+
+
+_FUSED_LINEAR = _fused_linear()
 SHORT_ROW = 128  # tokens up to which plain attention serves a packed row with a graph
 # What attends to what: takes query, key, value [B, H, T, C] and gives the context [B, T, H, C] and the weights, if any.
 Attend = Callable[
@@ -130,7 +138,13 @@ def _attend_packed(lengths: Sequence[int]) -> Attend:
 
 def _is_plain(linear: nn.Module) -> bool:
     """Whether reading the weights gives what calling the layer gives: no adapter, quantiser, hook or offloading."""
-    hooked = linear._forward_hooks or linear._forward_pre_hooks or "forward" in linear.__dict__
+    hooks = (
+        linear._forward_hooks,
+        linear._forward_pre_hooks,
+        linear._backward_hooks,
+        linear._backward_pre_hooks,
+    )
+    hooked = any(hooks) or "forward" in linear.__dict__
     return type(linear) is nn.Linear and not hooked
 
 
@@ -138,7 +152,7 @@ def _affine(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, gelu: boo
     """[..., in] -> [..., out]: a linear layer and, if asked for, exact GELU; one pass for bf16 inference on a CPU."""
     bf16 = x.dtype == weight.dtype == torch.bfloat16 and x.device.type == "cpu"
     traced = torch.is_grad_enabled() or torch.compiler.is_compiling()
-    if bf16 and not traced and _FUSED_LINEAR is not None:
+    if bf16 and not traced and _FUSED_LINEAR is not None and getattr(torch.backends.mkldnn, "enabled", True):
         return _FUSED_LINEAR(x, weight, bias, *(("gelu", [], "none") if gelu else ("none", [], "")))
     y = F.linear(x, weight, bias)
     return F.gelu(y) if gelu else y
@@ -279,8 +293,17 @@ class CaptionBertProjection(nn.Module):
 
     def forward(self, pooled: torch.Tensor) -> torch.Tensor:
         """[B, D] fp32 -> unit rows [B, E] fp32."""
-        inner = F.gelu(F.linear(pooled, self.dense.weight.float(), self.dense.bias.float()))
-        return F.normalize(F.linear(inner, self.output.weight.float(), self.output.bias.float()), dim=-1)
+        inner = F.gelu(self._in_fp32(self.dense, pooled))
+        return F.normalize(self._in_fp32(self.output, inner), dim=-1)
+
+    @staticmethod
+    def _in_fp32(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        if _is_plain(layer):
+            return F.linear(x, layer.weight.float(), layer.bias.float())
+        weight = getattr(
+            layer, "weight", None
+        )  # an adapter or a quantiser: its own arithmetic, its own dtype
+        return layer(x.to(weight.dtype) if isinstance(weight, torch.Tensor) else x).float()
 
 
 class CaptionBertModel(PreTrainedModel):
@@ -445,7 +468,14 @@ class CaptionBertModel(PreTrainedModel):
         own_positions: bool,
     ) -> torch.Tensor:
         """[B, T] bool with at least one True a row."""
+        if embedded.shape[1] == 0:
+            raise ValueError("an input of 0 tokens; even the empty text has [CLS] and [SEP]")
         if attention_mask is not None:
+            checked = attention_mask.is_floating_point() and not torch.compiler.is_compiling()
+            if checked and bool(((attention_mask != 0) & (attention_mask != 1)).any()):
+                raise ValueError(
+                    "attention_mask must hold 1 for visible tokens and 0 for others, not added scores"
+                )
             visible = attention_mask.to(torch.bool)
         elif input_ids is not None and self.config.pad_token_id is not None:
             visible = input_ids != self.config.pad_token_id

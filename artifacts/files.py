@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -139,10 +140,12 @@ def publish_folder(path: str | Path, *, extra: dict[str, Any] | None = None) -> 
     the old folder under `.old-<name>`, which `recover_folder` puts back. Temporary siblings of the same name that a
     killed process left are removed.
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path))  # through a link: its target is replaced, and the link stays
     path.parent.mkdir(parents=True, exist_ok=True)
     recover_folder(path)
-    for leftover in path.parent.glob(f".tmp-{path.name}-*"):
+    # Exactly this name and mkdtemp's eight characters: `x` must not remove what is being written for `x-fp16`.
+    own = re.compile(re.escape(f".tmp-{path.name}-") + "[a-z0-9_]{8}")
+    for leftover in [p for p in path.parent.iterdir() if own.fullmatch(p.name)]:
         shutil.rmtree(leftover, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".tmp-{path.name}-", dir=path.parent))
     try:
@@ -161,7 +164,7 @@ def publish_folder(path: str | Path, *, extra: dict[str, Any] | None = None) -> 
 
 def recover_folder(path: str | Path) -> None:
     """Undo the first half of a folder replacement that was killed before its second rename."""
-    path = Path(path)
+    path = Path(os.path.realpath(path))
     old = path.with_name(f".old-{path.name}")
     if old.exists() and not path.exists():
         os.rename(old, path)
@@ -175,6 +178,8 @@ def verify_folder(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     manifest = read_json(path / MANIFEST, kind="folder-manifest")
+    if not isinstance(manifest.get("files"), dict):
+        raise InputError(f"{path / MANIFEST}: lists no files; it is damaged")
     for name, record in manifest["files"].items():
         file = path / name
         if not file.is_file():

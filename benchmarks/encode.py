@@ -11,6 +11,7 @@ import argparse
 import gzip
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,7 @@ Run = Callable[[int, list[str]], Any]  # encode the texts with this batch size
 def best(run: Run, texts: list[str], sizes: tuple[int, ...]) -> int:
     """The fastest batch size over a quarter of the texts, taken from the whole list so that lengths are alike."""
     sample = texts[:: 4 if len(texts) >= 400 else 2]
-    seconds = alternating_medians(
-        {str(size): lambda size=size: run(size, sample) for size in sizes}, rounds=1
-    )
+    seconds = alternating_medians({str(size): partial(run, size, sample) for size in sizes}, rounds=1)
     return int(min(seconds, key=lambda size: seconds[size]))
 
 

@@ -145,8 +145,12 @@ def _read_exclusions(path: Path | None) -> frozenset[str]:
         return frozenset()
     if not path.is_file():
         raise InputError(f"{path}: no such exclusion file; expected lines of 16 hex digits")
-    with gzip.open(path, "rt") if path.suffix == ".gz" else open(path, encoding="utf-8") as stream:
-        digests = frozenset(stream.read().split())
+    try:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("ascii")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not a file of digests, 16 hex digits a line ({error})") from None
+    digests = frozenset(text.split())
     bad = next((d for d in digests if not re.fullmatch(r"[0-9a-f]{16}", d)), None)
     if bad is not None or not digests:
         raise InputError(
@@ -344,6 +348,8 @@ def prepare_corpus(
     Raises:
         InputError: unreadable input, no caption left, or `out` holds a corpus of other inputs.
     """
+    if held_out < 0:
+        raise InputError(f"held_out is {held_out}; expected 0 or more captions to keep out of training")
     if not sources:
         raise InputError("no caption source given; expected at least one file or dataset")
     out = Path(out)

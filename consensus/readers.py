@@ -138,7 +138,7 @@ def _read_jsonl(path: Path, lines: Iterator[tuple[int, int, str]], column: str |
             continue
         try:
             row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(
                 f"{path}: line {number} (byte offset {offset}) is not valid JSON: {error}"
             ) from None

@@ -74,7 +74,8 @@ def _encoder(options: Namespace) -> tuple[Any, int]:
     )
     model.to(device)
     limit, full = model.config.max_position_embeddings, model.config.projection_dim
-    length, width = options.max_length or limit, options.truncate_dim or full
+    length = limit if options.max_length is None else options.max_length
+    width = full if options.truncate_dim is None else options.truncate_dim
     if not 2 <= length <= limit:
         raise InputError(f"--max-length {length}: this model reads 2 to {limit} tokens")
     if not 1 <= width <= full:

@@ -110,8 +110,11 @@ class _Line:
         plan, folder = self.plan, self.consensus / "corpus"
 
         def inputs() -> dict[str, Any]:
-            exclude = sha256_file(plan.exclude) if plan.exclude and plan.exclude.is_file() else None
-            sources = {source.name: source.identity for source in map(open_source, plan.corpus)}
+            if plan.exclude is not None and not plan.exclude.is_file():
+                raise InputError(f"--exclude {plan.exclude}: no such file")
+            exclude = sha256_file(plan.exclude) if plan.exclude else None
+            # A list: two sources may share a name.
+            sources = sorted([s.name, s.identity, s.column or ""] for s in map(open_source, plan.corpus))
             return {"sources": sources, "column": plan.column, "exclude": exclude, "held_out": plan.held_out}
 
         def run() -> None:

@@ -82,6 +82,14 @@ def _check_out(out: Path, source: Source) -> None:
         raise InputError(
             f"{out}: is not empty and is no earlier export (no {RECORD}); choose another folder or empty it"
         )
+    if (out / RECORD).is_file():
+        written = {*read_record(out)["files"], *_NOT_IDENTITY}
+        others = (p.relative_to(out) for p in out.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+        strange = sorted(p.as_posix() for p in others if p.as_posix() not in written)
+        if strange:
+            raise InputError(
+                f"{out / strange[0]}: was not written by an export and would be lost; choose another folder, or move it"
+            )
 
 
 def _save_model(config: CaptionBertConfig, tensors: dict[str, Any], out: Path) -> None:

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
@@ -159,7 +160,7 @@ def _load_lean(folder: Path, config: dict[str, Any], dtype: torch.dtype | None) 
         if dtype is not None:
             weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
         model.load_state_dict(weights, assign=True)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, SafetensorError) as error:
         raise InputError(f"{folder}: the weights do not fit the config ({error})") from None
     return model.eval()
 

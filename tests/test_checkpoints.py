@@ -121,7 +121,7 @@ def test_a_disk_that_fills_leaves_the_last_good_one(
 def test_a_torn_temporary_of_the_same_step_is_replaced(
     tmp_path: Path, trained, tiny_tokenizer_dir: Path
 ) -> None:
-    torn = tmp_path / "checkpoints" / ".tmp-step-00000004-abc"
+    torn = tmp_path / "checkpoints" / ".tmp-step-00000004-abcdefgh"
     torn.mkdir(parents=True)
     (torn / "state.json").write_text("{")
     assert checkpoints.newest_good(tmp_path, "identity") == (None, [])
@@ -158,6 +158,15 @@ def test_pruning_waits_while_the_newest_is_not_whole(
     with pytest.raises(InputError, match="step-00000008"):
         checkpoints.prune(folders[0].parent, keep=1)
     assert folders[0].is_dir()
+
+
+def test_pruning_ignores_damaged_steps_past_the_one_just_written(
+    tmp_path: Path, trained, tiny_tokenizer_dir: Path
+) -> None:
+    folders = [write(tmp_path, step, trained, tiny_tokenizer_dir) for step in (4, 8, 10, 12)]
+    flip_byte(folders[3] / "optimizer.safetensors")  # passed over when the run was resumed from step 8
+    checkpoints.prune(folders[0].parent, keep=2, newest=folders[2])
+    assert [folder.is_dir() for folder in folders] == [False, True, True, True]
 
 
 def test_foreign_tensors_are_refused(tmp_path: Path, trained, tiny_tokenizer_dir: Path) -> None:

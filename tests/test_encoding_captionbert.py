@@ -100,6 +100,27 @@ def test_odd_inputs(tiny_model: CaptionBertModel, tokenizer) -> None:
         tiny_model.encode(["a man"])
 
 
+def test_a_long_word_is_one_unknown_token_not_the_end(tiny_model: CaptionBertModel, tokenizer) -> None:
+    text = "https" + "a" * 600 + " a cat"
+    short = tiny_model.encode([text], tokenizer, max_length=16)
+    with torch.no_grad():
+        ids = tokenizer(text, truncation=True, max_length=16, return_tensors="pt")
+        np.testing.assert_allclose(short[0], tiny_model(**ids).pooler_output[0].numpy(), atol=2e-6)
+
+
+def test_half_a_surrogate_pair_is_named(tiny_model: CaptionBertModel, tokenizer) -> None:
+    with pytest.raises(ValueError, match=r"texts\[1\] holds half a surrogate pair"):
+        tiny_model.encode(["a man", "a\ud800"], tokenizer)
+
+
+def test_each_modules_training_mode_is_restored(tiny_model: CaptionBertModel, tokenizer) -> None:
+    tiny_model.train()
+    tiny_model.layers[0].eval()
+    tiny_model.encode(["a man"], tokenizer)
+    assert tiny_model.training
+    assert not tiny_model.layers[0].training
+
+
 def test_the_training_mode_is_restored(tiny_model: CaptionBertModel, tokenizer) -> None:
     tiny_model.train()
     tiny_model.encode(["a man"], tokenizer)

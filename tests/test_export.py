@@ -367,6 +367,17 @@ def test_an_out_folder_with_other_things_in_it(checkpoint: Path, tmp_path: Path)
     assert (out / "thesis.txt").read_text() == "years of work"
 
 
+def test_an_earlier_export_that_holds_more_is_not_replaced(checkpoint: Path, tmp_path: Path) -> None:
+    out = export_checkpoint(checkpoint, tmp_path / "clone")
+    (out / ".git").mkdir()
+    (out / ".git" / "HEAD").write_text("ref")
+    with pytest.raises(InputError, match=r"\.git/HEAD: was not written by an export"):
+        export_checkpoint(checkpoint, out)
+    assert (out / ".git" / "HEAD").is_file()
+    shutil.rmtree(out / ".git")
+    export_checkpoint(checkpoint, out)
+
+
 def test_exporting_over_the_checkpoint(checkpoint: Path) -> None:
     for out in (checkpoint / "model", checkpoint):
         with pytest.raises(InputError, match="holds the checkpoint that is being exported"):

@@ -80,7 +80,7 @@ def _publish(path: Path, content: str) -> None:
 
 def test_a_folder_is_published_with_its_manifest_and_replaced_whole(tmp_path: Path) -> None:
     _publish(tmp_path / "c", "one")
-    (tmp_path / ".tmp-c-stale").mkdir()
+    (tmp_path / ".tmp-c-stale123").mkdir()
     _publish(tmp_path / "c", "two")
     assert verify_folder(tmp_path / "c")["step"] == 3
     assert (tmp_path / "c" / "sub" / "f").read_text() == "two"
@@ -102,6 +102,23 @@ def test_verify_names_the_damaged_file(tmp_path: Path, damage, message: str) -> 
     with pytest.raises(InputError, match=message) as error:
         verify_folder(tmp_path / "c")
     assert "sub" in str(error.value)
+
+
+def test_publishing_leaves_the_work_of_a_neighbour_alone(tmp_path: Path) -> None:
+    with publish_folder(tmp_path / "c-half") as neighbour:
+        (neighbour / "f").write_text("x")
+        _publish(tmp_path / "c", "one")
+        assert (neighbour / "f").is_file()
+    assert (tmp_path / "c-half" / "f").read_text() == "x"
+
+
+def test_publishing_through_a_link_replaces_its_target(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    for content in ("one", "two"):
+        _publish(tmp_path / "link", content)
+        assert (tmp_path / "target" / "sub" / "f").read_text() == content
+    assert (tmp_path / "link").is_symlink()
 
 
 def test_a_killed_publish_leaves_the_old_folder(tmp_path: Path) -> None:

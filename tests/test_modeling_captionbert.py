@@ -1,5 +1,8 @@
 """The model's promises: masks, padding, dtypes, attention backends, packed batches, bad input, saving."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -144,6 +147,49 @@ def test_a_replaced_or_hooked_projection_is_called(tiny_config: CaptionBertConfi
             for layer in model.layers:
                 layer.attention.qkv.__class__ = layer.feed_forward.up.__class__ = Doubled
             assert float((model(ids).pooler_output - plain).abs().max()) > 1e-2
+
+
+def test_a_replaced_head_layer_is_called(tiny_config: CaptionBertConfig) -> None:
+    class Shifted(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + 1
+
+    ids, _ = batch([7], tiny_config.vocab_size)
+    for dtype in (torch.float32, torch.bfloat16):
+        model = build(tiny_config).to(dtype)
+        with torch.no_grad():
+            plain = model(ids).pooler_output
+            model.projection.dense.__class__ = Shifted
+            changed = model(ids).pooler_output
+        assert changed.dtype == torch.float32
+        assert float((changed - plain).abs().max()) > 1e-2
+
+
+def test_added_scores_and_empty_rows_are_refused_as_masks(tiny_config: CaptionBertConfig) -> None:
+    model = build(tiny_config)
+    ids, mask = batch([5], model.config.vocab_size)
+    with pytest.raises(ValueError, match="not added scores"):
+        model(ids, (1.0 - mask.float()) * -1e9 - 1)
+    assert torch.equal(model(ids, mask.float()).pooler_output, model(ids, mask).pooler_output)
+    with pytest.raises(ValueError, match="an input of 0 tokens"):
+        model(torch.zeros(2, 0, dtype=torch.long))
+
+
+def test_bf16_runs_on_processors_without_bf16_instructions(tmp_path: Path) -> None:
+    code = (
+        "import torch\n"
+        "from captionbert.configuration_captionbert import CaptionBertConfig\n"
+        "from captionbert.modeling_captionbert import CaptionBertModel\n"
+        "config = CaptionBertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,\n"
+        "    intermediate_size=64, projection_dim=24, max_position_embeddings=32, position_type='rotary')\n"
+        "model = CaptionBertModel(config).bfloat16().eval()\n"
+        "with torch.inference_mode(): model.forward_packed(torch.tensor([5, 6, 7]), [3])\n"
+    )
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-500:]
 
 
 def test_a_mask_is_derived_from_the_padding_id(tiny_config: CaptionBertConfig) -> None:

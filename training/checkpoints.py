@@ -210,12 +210,15 @@ def newest_good(run: Path, identity: str) -> tuple[Path | None, list[str]]:
     return None, []
 
 
-def prune(checkpoints: Path, keep: int) -> None:
+def prune(checkpoints: Path, keep: int, newest: Path | None = None) -> None:
     """Delete step folders beyond the newest `keep`, once the newest was read back and found whole.
 
-    Never touches best, final, links or names that this module does not write.
+    `newest` is the step just written; folders of later steps were passed over as damaged when the run was resumed
+    and count for nothing. Never touches best, final, links or names that this module does not write.
     """
     folders = _step_folders(checkpoints)
+    if newest is not None and newest in folders:
+        folders = folders[folders.index(newest) :]
     if len(folders) > keep:
         verify_folder(folders[0])
         for folder in folders[keep:]:

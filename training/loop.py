@@ -279,8 +279,8 @@ def _write(session: Session, name: str, *, with_optimizer: bool = True) -> Path:
 
 def _checkpoint(session: Session) -> None:
     if session.is_main:
-        _write(session, checkpoints.step_name(session.state.step))
-        checkpoints.prune(session.folder, session.settings.keep)
+        newest = _write(session, checkpoints.step_name(session.state.step))
+        checkpoints.prune(session.folder, session.settings.keep, newest)
 
 
 def _leave(session: Session, seen: list[int]) -> int:
