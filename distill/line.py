@@ -113,8 +113,12 @@ class _Line:
             if plan.exclude is not None and not plan.exclude.is_file():
                 raise InputError(f"--exclude {plan.exclude}: no such file")
             exclude = sha256_file(plan.exclude) if plan.exclude else None
-            # A list: two sources may share a name.
-            sources = sorted([s.name, s.identity, s.column or ""] for s in map(open_source, plan.corpus))
+            sources: dict[str, str] = {}
+            for name, identity in sorted(
+                (s.name, f"{s.identity} {s.column or ''}") for s in map(open_source, plan.corpus)
+            ):
+                # Two sources may share a name; each must count.
+                sources[name if name not in sources else f"{name} {len(sources) + 1}"] = identity.strip()
             return {"sources": sources, "column": plan.column, "exclude": exclude, "held_out": plan.held_out}
 
         def run() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from captionbert.artifacts.errors import InputError
+from captionbert.distill import line as line_module
 from captionbert.distill import measure
 from captionbert.distill.describe import describe
 from captionbert.distill.line import Plan, run_line
@@ -178,6 +179,23 @@ def test_changed_or_bad_input_is_named(line: Line, changes: dict[str, Any], mess
         changes = {"settings": line.settings + changes["settings"]}
     with pytest.raises(InputError, match=message):
         line.go(**changes)
+
+
+def test_a_change_in_one_of_two_files_of_one_name_is_refused(line: Line, tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "t.txt").write_text(f"{folder} cat\n")
+    corpus = (str(tmp_path / "a" / "t.txt"), str(tmp_path / "b" / "t.txt"))
+
+    def inputs() -> dict:
+        plan = Plan(
+            corpus=corpus, teachers=(str(line.folder / "large"),), out=tmp_path / "out", recipe="demo"
+        )
+        return line_module._Line(plan, lambda text: None).stages()[0].inputs()
+
+    first = inputs()
+    (tmp_path / "a" / "t.txt").write_text("another cat\n")
+    assert inputs() != first
 
 
 def test_a_changed_caption_file_is_refused(line: Line, tmp_path: Path) -> None:
