@@ -193,9 +193,9 @@ def verify_folder(path: str | Path) -> dict[str, Any]:
             raise InputError(
                 f"{file}: expected SHA-256 {record['sha256']}, found {found}; its content was changed"
             )
-    unlisted = [
-        str(p) for p in _folder_files(path) if p.relative_to(path).as_posix() not in manifest["files"]
-    ]
+    # A desktop leaves dot-files (.DS_Store) wherever it looks; they are no part of what was written.
+    present = [p for p in _folder_files(path) if not p.name.startswith(".")]
+    unlisted = [str(p) for p in present if p.relative_to(path).as_posix() not in manifest["files"]]
     if unlisted:
         raise InputError(
             f"{unlisted[0]}: not listed in {path / MANIFEST}; remove it or write the folder again"

@@ -121,6 +121,12 @@ def test_publishing_through_a_link_replaces_its_target(tmp_path: Path) -> None:
     assert (tmp_path / "link").is_symlink()
 
 
+def test_a_file_that_a_desktop_left_is_no_damage(tmp_path: Path) -> None:
+    _publish(tmp_path / "c", "one")
+    (tmp_path / "c" / ".DS_Store").write_text("x")
+    verify_folder(tmp_path / "c")
+
+
 def test_a_killed_publish_leaves_the_old_folder(tmp_path: Path) -> None:
     _publish(tmp_path / "c", "one")
     # Die at each rename in turn: before the old folder moves away, and between the two renames.
