@@ -75,18 +75,24 @@ def token_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[np.ndar
         start += rows
 
 
-def batch_vectors(model: Any, ids: list[list[int]]) -> torch.Tensor:
-    """[B, E] of a batch whose texts are sorted by length, longest first."""
+def batch_vectors(model: Any, ids: list[list[int]], pointer_queries: Any = None) -> Any:
+    """[B, E] of a batch whose texts are sorted by length, longest first.
+
+    With pointer queries, (vectors, log-probabilities [K, Q, T]): see `modeling_captionbert.PointerQueries`.
+    """
     device = model.device
     if device.type == "cpu":
         flat = torch.from_numpy(np.concatenate([np.asarray(row, dtype=np.int64) for row in ids]))
-        return model.forward_packed(flat, [len(row) for row in ids])
+        return model.forward_packed(flat, [len(row) for row in ids], pointer_queries)
     padded = torch.zeros(len(ids), len(ids[0]), dtype=torch.long)
     mask = torch.zeros_like(padded)
     for index, row in enumerate(ids):
         padded[index, : len(row)] = torch.tensor(row)
         mask[index, : len(row)] = 1
-    return model(input_ids=padded.to(device), attention_mask=mask.to(device)).pooler_output
+    output = model(padded.to(device), mask.to(device), pointer_queries=pointer_queries)
+    return (
+        output.pooler_output if pointer_queries is None else (output.pooler_output, output.pointer_log_probs)
+    )
 
 
 def encode(

@@ -1,18 +1,21 @@
 """CaptionBertModel: token states [B, T, D] and unit-length sentence vectors [B, E] from token ids.
 
-    h = LayerNorm(token embedding (+ learned position))
+    h = LayerNorm(token embedding (+ learned position, or + address values))
     h = h + Attention(LayerNorm(h));  h = h + FeedForward(LayerNorm(h))      for each layer (pre-norm)
     token states = LayerNorm(h);  vector = normalise(W2 gelu(W1 pool(token states)))
 
 Pooling, projection and normalisation run in fp32 and return fp32 at any weight dtype. Nothing is written to the module
-in forward, and no buffer exists: angles come from the config at each call. This is a remote file.
+in forward, and no buffer holds angles: they come from the config at each call. This is a remote file.
 
-Shapes: B captions, T tokens, D hidden, H heads, C head size, P = C/2 planes, E embedding, S tokens laid end to end.
+Shapes: B captions, T tokens, D hidden, H heads, C head size, P = C/2 planes, E embedding, S tokens laid end to end,
+Q pointer queries, K pointer heads.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,15 +25,29 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
-from .configuration_captionbert import CaptionBertConfig
+from .configuration_captionbert import POSITION_IDENTITY, CaptionBertConfig
 from .encoding_captionbert import encode
-from .rotary_captionbert import pairs_adjacent, rotary_turns, rotate
+from .rotary_captionbert import (
+    address_digits,
+    decode_bitmap,
+    key_hashes,
+    key_turns,
+    pairs_adjacent,
+    record_positions,
+    rotary_turns,
+    rotate,
+    segment_numbers,
+    structured_turns,
+    word_pieces,
+)
 
 
 def _fused_linear() -> Any:
     """oneDNN's linear layer, bias and activation applied to each tile as it is made; None where it has no bf16 form."""
     operators = torch.ops.mkldnn
     if not torch.backends.mkldnn.is_available() or not hasattr(operators, "_linear_pointwise"):
+        return None
+    if "binary" not in operators._linear_pointwise.overloads():
         return None
     # The call itself does not ask, and fails on processors without the instructions; plain layers do ask.
     supported = getattr(operators, "_is_mkldnn_bf16_supported", None)
@@ -39,10 +56,90 @@ def _fused_linear() -> Any:
 
 _FUSED_LINEAR = _fused_linear()
 SHORT_ROW = 128  # tokens up to which plain attention serves a packed row with a graph
+LONG_ROW = 256  # tokens from which the fused bf16 kernel gains more from contiguous rows than the copies cost
+# Token states [B, T, D], attention weights [B, H, T, T] if any, log-probabilities [Q, T] of each pointer head.
+LayerOutput = tuple[torch.Tensor, torch.Tensor | None, tuple[torch.Tensor, ...]]
 # What attends to what: takes query, key, value [B, H, T, C] and gives the context [B, T, H, C] and the weights, if any.
 Attend = Callable[
     [nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]
 ]
+
+
+@dataclass
+class CaptionBertOutput(BaseModelOutputWithPooling):
+    """The library's output and, when asked for, `pointer_log_probs` fp32 [K, Q, T]: see PointerQueries."""
+
+    pointer_log_probs: torch.Tensor | None = None
+
+
+class PointerQueries(NamedTuple):
+    """Where attention is to be read: query q is token `positions[q]` of caption `rows[q]`.
+
+    The answer is the log of a head's attention probability over the T tokens of the query's caption, computed in fp32
+    for these rows alone. A key that is padding has a finite value far below any other (probability 0).
+
+    Attributes:
+        rows, positions: int64 [Q], each pair once; a position counts from the left edge of its own caption.
+        heads: K pairs (layer counted from 1, head counted from 0); None reads the config's designated head.
+    """
+
+    rows: torch.Tensor
+    positions: torch.Tensor
+    heads: Sequence[tuple[int, int]] | None = None
+
+
+class _Pointers(NamedTuple):
+    """Pointer queries in the order of the tokens in memory. R: captions with a query."""
+
+    heads: Sequence[tuple[int, int]]
+    queries: torch.Tensor  # [Q] places on the flattened token axis
+    caption: torch.Tensor  # [Q] which of the R captions
+    slot: torch.Tensor  # [Q] which of its caption's queries
+    keys: torch.Tensor  # [R, T] places of the caption's tokens
+    visible: torch.Tensor  # [R, T]
+
+    def read(self, query: torch.Tensor, key: torch.Tensor, layer: int) -> tuple[torch.Tensor, ...]:
+        """Log-probabilities [Q, T] of each asked-for head of this layer, from its q and k [B, T, H, C]."""
+        return tuple(
+            self._read_head(query[..., head, :].flatten(0, 1), key[..., head, :].flatten(0, 1))
+            for wanted, head in self.heads
+            if wanted == layer
+        )
+
+    def _read_head(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        width = query.shape[-1]
+        with torch.autocast(
+            query.device.type, enabled=False
+        ):  # scores and mask must not overflow in half precision
+            asked = query.index_select(0, self.queries).float()  # [Q, C]
+            own = key.index_select(0, self.keys.flatten()).float().unflatten(0, self.keys.shape)  # [R, T, C]
+            # One product a caption: its queries are brought together, so that no key is copied once a query.
+            most = int(self.slot.max()) + 1 if len(self.slot) else 0
+            together = asked.new_zeros(len(own), most, width)
+            together = together.index_put((self.caption, self.slot), asked)
+            scores = (together @ own.transpose(1, 2))[self.caption, self.slot] * width**-0.5  # [Q, T]
+            hidden = ~self.visible[self.caption]
+            return scores.masked_fill(hidden, torch.finfo(scores.dtype).min).log_softmax(-1)
+
+
+class Positions(NamedTuple):
+    """What attention knows of the places of tokens; all None with learned positions.
+
+    Attributes:
+        turns: complex64 [B or 1, T, P].
+        bound_turns: the designated head's, [B, T, P], where a binding gives it key phases.
+        records: bool [B, T]: tokens whose key in the designated head is brought to the config's record_norm.
+    """
+
+    turns: torch.Tensor | None = None
+    bound_turns: torch.Tensor | None = None
+    records: torch.Tensor | None = None
+
+    def laid_end_to_end(self, visible: torch.Tensor) -> "Positions":
+        """The same for the visible tokens only, as one row."""
+        return Positions(
+            *(None if x is None else x.expand(*visible.shape, *x.shape[2:])[visible][None] for x in self)
+        )
 
 
 def eager_attention(
@@ -110,6 +207,8 @@ def _packed_attention(
     dtype = value.dtype
     if torch.is_grad_enabled():
         query, key, value = query.float(), key.float(), value.float()
+    elif dtype == torch.bfloat16 and query.shape[2] >= LONG_ROW:
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     with torch.autocast(query.device.type, enabled=False):
         return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).to(dtype)
 
@@ -148,26 +247,43 @@ def _is_plain(linear: nn.Module) -> bool:
     return type(linear) is nn.Linear and not hooked
 
 
-def _affine(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, gelu: bool = False) -> torch.Tensor:
-    """[..., in] -> [..., out]: a linear layer and, if asked for, exact GELU; one pass for bf16 inference on a CPU."""
+def _affine(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    gelu: bool = False,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """[..., in] -> [..., out]: a linear layer, then exact GELU if asked for, or `residual` [..., out] added.
+
+    One pass for bf16 inference on a CPU.
+    """
     bf16 = x.dtype == weight.dtype == torch.bfloat16 and x.device.type == "cpu"
     traced = torch.is_grad_enabled() or torch.compiler.is_compiling()
     if bf16 and not traced and _FUSED_LINEAR is not None and getattr(torch.backends.mkldnn, "enabled", True):
-        return _FUSED_LINEAR(x, weight, bias, *(("gelu", [], "none") if gelu else ("none", [], "")))
-    y = F.linear(x, weight, bias)
-    return F.gelu(y) if gelu else y
+        if residual is not None and residual.dtype == x.dtype:
+            return _FUSED_LINEAR.binary(x, residual, weight, bias, "add")
+        y = _FUSED_LINEAR(x, weight, bias, *(("gelu", [], "none") if gelu else ("none", [], "")))
+        return y if residual is None else residual + y
+    return _finish(F.linear(x, weight, bias), gelu, residual)
 
 
-def _linear(layer: nn.Linear, x: torch.Tensor, gelu: bool = False) -> torch.Tensor:
+def _finish(y: torch.Tensor, gelu: bool, residual: torch.Tensor | None) -> torch.Tensor:
+    y = F.gelu(y) if gelu else y
+    return y if residual is None else residual + y
+
+
+def _linear(
+    layer: nn.Linear, x: torch.Tensor, gelu: bool = False, residual: torch.Tensor | None = None
+) -> torch.Tensor:
     """`_affine` with the weights of `layer`, or the layer itself where a call of it does something else."""
     if _is_plain(layer):
-        return _affine(x, layer.weight, layer.bias, gelu)
-    y = layer(x)
-    return F.gelu(y) if gelu else y
+        return _affine(x, layer.weight, layer.bias, gelu, residual)
+    return _finish(layer(x), gelu, residual)
 
 
 class CaptionBertEmbeddings(nn.Module):
-    """Token embedding, plus a learned position row where the config asks for one, then LayerNorm."""
+    """Token embedding, plus a learned position row or the values of the address digits, then LayerNorm."""
 
     def __init__(self, config: CaptionBertConfig) -> None:
         super().__init__()
@@ -177,12 +293,24 @@ class CaptionBertEmbeddings(nn.Module):
             if config.position_type == "learned"
             else None
         )
+        self.address_values = (
+            nn.Parameter(torch.empty(config.address_digits, config.address_base, config.hidden_size))
+            if config.position_type == "structured"
+            else None
+        )
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, embedded: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """[B, T, D] token embeddings and their positions [B or 1, T] -> [B, T, D]."""
+    def forward(
+        self, embedded: torch.Tensor, positions: torch.Tensor, digits: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[B, T, D] token embeddings, their positions [B or 1, T] and address digits [B, T, digits] -> [B, T, D]."""
         if self.position_embeddings is not None:
             embedded = embedded + self.position_embeddings(positions)
+        if self.address_values is not None and digits is not None:
+            for values, digit in zip(self.address_values, digits.unbind(-1)):
+                embedded = embedded + F.embedding(
+                    digit, F.pad(values, (0, 0, 0, 1))
+                )  # the row of null is zero
         return self.norm(embedded)
 
 
@@ -201,18 +329,48 @@ class CaptionBertAttention(nn.Module):
         self.output = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(
-        self, hidden: torch.Tensor, attend: Attend, turns: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[B, T, D] -> [B, T, D], and the attention weights [B, H, T, T] where `attend` gives them."""
-        qkv = self._project(hidden, turns is not None).unflatten(-1, (3, *self.head_shape))  # [B, T, 3, H, C]
+        self,
+        hidden: torch.Tensor,
+        attend: Attend,
+        positions: Positions,
+        pointers: _Pointers | None,
+        residual: torch.Tensor,
+    ) -> LayerOutput:
+        """[B, T, D] -> [B, T, D] with the residual added, and what else attention gives: see LayerOutput."""
+        rotary = positions.turns is not None
+        qkv = self._project(hidden, rotary).unflatten(-1, (3, *self.head_shape))  # [B, T, 3, H, C]
         query_key, value = qkv.split((2, 1), dim=2)
-        if turns is not None:
-            query_key = rotate(query_key, turns[:, :, None, None])  # turns: [B or 1, T, P]
+        if positions.turns is not None:
+            query_key = rotate(query_key, self._head_turns(positions.turns, positions.bound_turns))
         query, key = query_key.unbind(2)  # [B, T, H, C] each
+        if positions.records is not None and self.is_designated:
+            key = self._with_record_norm(key, positions.records)
+        found = () if pointers is None else pointers.read(query, key, self.layer_idx + 1)
         context, weights = attend(
             self, query.transpose(1, 2), key.transpose(1, 2), value.squeeze(2).transpose(1, 2)
         )
-        return _linear(self.output, context.flatten(-2)), weights
+        return _linear(self.output, context.flatten(-2), residual=residual), weights, found
+
+    @property
+    def is_designated(self) -> bool:
+        """Whether this layer holds the head that a binding turns by key phases."""
+        return self.config.lookup_layer == self.layer_idx + 1
+
+    def _head_turns(self, turns: torch.Tensor, bound: torch.Tensor | None) -> torch.Tensor:
+        """Turns [B or 1, T, P] -> [B or 1, T, 1, 1 or H, P], the designated head's own among them."""
+        every = turns[:, :, None, None]
+        if bound is None or not self.is_designated:
+            return every
+        heads = torch.arange(self.head_shape[0], device=turns.device)[:, None]
+        return torch.where(heads == self.config.lookup_head, bound[:, :, None, None], every)
+
+    def _with_record_norm(self, key: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
+        """Keys [B, T, H, C], pairs side by side; the designated head's pairs get equal length at records [B, T]."""
+        head = self.config.lookup_head
+        before, own, after = key.split((head, 1, key.shape[2] - head - 1), dim=2)  # own: [B, T, 1, C]
+        pairs = own.float().unflatten(-1, (-1, 2))
+        normed = (F.normalize(pairs, dim=-1, eps=1e-6) * self.config.record_norm).flatten(-2).to(key.dtype)
+        return torch.cat((before, torch.where(records[..., None, None], normed, own), after), dim=2)
 
     def _project(self, hidden: torch.Tensor, rotary: bool) -> torch.Tensor:
         """[B, T, D] -> [B, T, 3D]; for rotary positions, queries and keys with their pairs side by side."""
@@ -238,9 +396,9 @@ class CaptionBertFeedForward(nn.Module):
         self.up = nn.Linear(config.hidden_size, config.intermediate_size)
         self.down = nn.Linear(config.intermediate_size, config.hidden_size)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[..., D] -> [..., D]."""
-        return _linear(self.down, _linear(self.up, hidden, gelu=True))
+    def forward(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """[..., D] -> [..., D] with the residual added."""
+        return _linear(self.down, _linear(self.up, hidden, gelu=True), residual=residual)
 
 
 class CaptionBertLayer(GradientCheckpointingLayer):
@@ -254,12 +412,13 @@ class CaptionBertLayer(GradientCheckpointingLayer):
         self.feed_forward = CaptionBertFeedForward(config)
 
     def forward(
-        self, hidden: torch.Tensor, attend: Attend, turns: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[B, T, D] -> [B, T, D], and the attention weights where `attend` gives them."""
-        attended, weights = self.attention(self.attention_norm(hidden), attend, turns)
-        hidden = hidden + attended
-        return hidden + self.feed_forward(self.feed_forward_norm(hidden)), weights
+        self, hidden: torch.Tensor, attend: Attend, positions: Positions, pointers: _Pointers | None
+    ) -> LayerOutput:
+        """[B, T, D] -> [B, T, D], and what else attention gives."""
+        hidden, weights, found = self.attention(
+            self.attention_norm(hidden), attend, positions, pointers, residual=hidden
+        )
+        return self.feed_forward(self.feed_forward_norm(hidden), residual=hidden), weights, found
 
 
 class CaptionBertPooling(nn.Module):
@@ -325,10 +484,32 @@ class CaptionBertModel(PreTrainedModel):
         self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.pooling = CaptionBertPooling(config)
         self.projection = CaptionBertProjection(config)
+        if config.position_type == "structured":
+            # In the checkpoint, so that weights are never read with other angles than they were trained with.
+            self.register_buffer("position_identity", torch.empty(1, dtype=torch.int64))
         self.post_init()
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As the library's, and then `check_position_identity`."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        (loaded[0] if isinstance(loaded, tuple) else loaded).check_position_identity()
+        return loaded
+
+    def check_position_identity(self) -> None:
+        """Raises ValueError where the weights were trained with other segments, words or key phases."""
+        if self.config.position_type != "structured" or self.position_identity.device.type == "meta":
+            return
+        found, expected = int(self.position_identity), self.config.position_digest
+        if found != expected:
+            raise ValueError(
+                f"the weights carry position_identity {found}, the config's fields give {expected}: one of "
+                f"{', '.join(POSITION_IDENTITY)} is not what the weights were trained with; restore the config.json "
+                "that belongs to them"
+            )
+
     def _init_weights(self, module: nn.Module) -> None:
-        """Normal weights, zero biases, unit norms, a zero pooling query (so that it starts as the exact mean)."""
+        """Normal weights, zero biases, unit norms; pooling query and address values zero, so that they start inert."""
         # Only torch.nn.init: the library makes these skip tensors that came from a file.
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
@@ -338,6 +519,10 @@ class CaptionBertModel(PreTrainedModel):
             nn.init.zeros_(module.bias)
         if isinstance(module, CaptionBertPooling) and module.query is not None:
             nn.init.zeros_(module.query)
+        if isinstance(module, CaptionBertEmbeddings) and module.address_values is not None:
+            nn.init.zeros_(module.address_values)
+        if isinstance(module, CaptionBertModel) and self.config.position_type == "structured":
+            nn.init.constant_(module.position_identity, self.config.position_digest)
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
@@ -362,8 +547,9 @@ class CaptionBertModel(PreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        pointer_queries: PointerQueries | None = None,
         **kwargs: Any,
-    ) -> BaseModelOutputWithPooling | tuple[torch.Tensor, ...]:
+    ) -> CaptionBertOutput | tuple[torch.Tensor, ...]:
         """Encode a padded batch.
 
         Args:
@@ -376,31 +562,43 @@ class CaptionBertModel(PreTrainedModel):
             output_attentions: also return one [B, H, T, T] tensor a layer (computed by plain attention).
             output_hidden_states: also return the embedding output and each layer's output, [B, T, D] each,
                 the last one before the final LayerNorm.
+            pointer_queries: also return `pointer_log_probs`, see PointerQueries.
 
         Raises:
-            ValueError: both or neither of ids and embeddings, an id outside the vocabulary, a row longer than
-                max_position_embeddings, or left padding where positions are learned or pooling is "cls".
+            ValueError: both or neither of ids and embeddings, embeddings where positions are structured, an id outside
+                the vocabulary, a row longer than max_position_embeddings, left padding where positions are learned,
+                pooling is "cls" or a binding is strict, or a pointer query outside its caption.
         """
         embedded = self._embed_tokens(input_ids, inputs_embeds)  # [B, T, D]
         self._check_length(embedded.shape[1])
         visible = self._visibility(input_ids, embedded, attention_mask, position_ids is not None)  # [B, T]
         if position_ids is None:
             position_ids = torch.arange(embedded.shape[1], device=embedded.device)[None]  # [1, T]
+        positions, digits = self._places(input_ids, visible, position_ids)
+        pointers = None
+        if pointer_queries is not None:
+            places = torch.arange(visible.numel(), device=visible.device).view(visible.shape)
+            pointers = self._pointers(pointer_queries, places, visible)
         want_attentions = self._wanted("output_attentions", output_attentions)
         implementation = "eager" if want_attentions else (self.config._attn_implementation or "sdpa")
         attend = _attend_padded(implementation, None if self._all_visible(visible) else visible)
         keep_states = self._wanted("output_hidden_states", output_hidden_states)
-        states, all_states, all_weights = self._run_layers(embedded, position_ids, attend, keep_states)
-        output = BaseModelOutputWithPooling(
+        states, all_states, all_weights, found = self._run_layers(
+            self.embeddings(embedded, position_ids, digits), positions, attend, keep_states, pointers
+        )
+        output = CaptionBertOutput(
             last_hidden_state=states,
             pooler_output=self._sentence_vectors(states, visible),
             hidden_states=all_states,
             attentions=all_weights if want_attentions else None,
+            pointer_log_probs=found,
         )
         wants_dict = getattr(self.config, "return_dict", True) if return_dict is None else return_dict
         return output if wants_dict else output.to_tuple()
 
-    def forward_packed(self, input_ids: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    def forward_packed(
+        self, input_ids: torch.Tensor, lengths: Sequence[int], pointer_queries: PointerQueries | None = None
+    ) -> Any:
         """Sentence vectors of captions laid end to end: no padding is stored or computed.
 
         The same function of each caption as `forward`, to rounding. Fastest where equal lengths are adjacent: each run
@@ -409,21 +607,38 @@ class CaptionBertModel(PreTrainedModel):
         Args:
             input_ids: [S] ids of all captions, special tokens included.
             lengths: tokens of each caption, each at least 1, S in all.
+            pointer_queries: see PointerQueries.
 
         Returns:
-            [B, E] fp32 unit rows, in the order given.
+            [B, E] fp32 unit rows, in the order given; with pointer queries (vectors, log-probabilities [K, Q, T]), T
+            the longest caption.
         """
         if sum(lengths) != input_ids.shape[0] or min(lengths, default=0) < 1:
             raise ValueError(
                 f"lengths must be positive and sum to {input_ids.shape[0]} ids, not {sum(lengths)}"
             )
         self._check_length(max(lengths))
-        sizes = torch.tensor(lengths, device=input_ids.device)
-        starts = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
-        positions = (torch.arange(input_ids.shape[0], device=input_ids.device) - starts)[None]  # [1, S]
         embedded = self._embed_tokens(input_ids[None], None)  # [1, S, D]
-        states, _, _ = self._run_layers(embedded, positions, _attend_packed(lengths), keep_states=False)
-        return self._sentence_vectors_packed(states[0], lengths)
+        columns = torch.arange(max(lengths), device=input_ids.device)[None]  # [1, T]
+        visible = columns < torch.tensor(lengths, device=input_ids.device)[:, None]  # [B, T]
+        # Words and segments are found caption by caption: a few integers a token, so padding costs nothing here.
+        padded = torch.zeros_like(visible, dtype=input_ids.dtype).masked_scatter(visible, input_ids)
+        positions, digits = self._places(padded, visible, columns)
+        pointers = None
+        if pointer_queries is not None:
+            places = (visible.flatten().cumsum(0) - 1).view(visible.shape)
+            pointers = self._pointers(pointer_queries, places, visible)
+        flat_columns = columns.expand_as(visible)[visible][None]  # [1, S]
+        flat_digits = None if digits is None else digits[visible][None]
+        states, _, _, found = self._run_layers(
+            self.embeddings(embedded, flat_columns, flat_digits),
+            positions.laid_end_to_end(visible),
+            _attend_packed(lengths),
+            False,
+            pointers,
+        )
+        vectors = self._sentence_vectors_packed(states[0], lengths)
+        return vectors if pointer_queries is None else (vectors, found)
 
     def encode(self, texts: Sequence[str], tokenizer: Any = None, **options: Any) -> np.ndarray:
         """Sentence vectors [B, E] of texts, in their order, at full speed: see `encoding_captionbert.encode`.
@@ -488,35 +703,121 @@ class CaptionBertModel(PreTrainedModel):
         empty = ~visible.any(dim=1, keepdim=True)
         first = torch.arange(visible.shape[1], device=visible.device)[None] == 0
         visible = visible | (empty & first)
-        left_padded = not own_positions and not self.config.supports_left_padding
-        if left_padded and not torch.compiler.is_compiling() and not bool(visible[:, 0].all()):
-            raise ValueError(
-                f"left padding is not supported with position_type={self.config.position_type!r} and "
-                f"pooling={self.config.pooling!r}: pad on the right (tokenizer.padding_side = 'right')"
-            )
+        if not own_positions:
+            self._check_left_padding(visible)
         return visible
+
+    def _check_left_padding(self, visible: torch.Tensor) -> None:
+        """Refuse, or warn of, left padding where it moves vectors."""
+        supported, bound = self.config.supports_left_padding, self.config.binding not in (None, "none")
+        if (supported and not bound) or torch.compiler.is_compiling() or bool(visible[:, 0].all()):
+            return
+        if supported and not self.config.strict:
+            warnings.warn(
+                "left padding moves the vectors of a model with key phases slightly (key phases are absolute, the "
+                "angles of special tokens are not): pad on the right as in training (tokenizer.padding_side = 'right')",
+                stacklevel=4,
+            )
+            return
+        raise ValueError(
+            f"left padding is not supported with position_type={self.config.position_type!r}, "
+            f"pooling={self.config.pooling!r}, binding={self.config.binding!r} and strict={self.config.strict!r}: pad "
+            "on the right (tokenizer.padding_side = 'right')"
+        )
 
     @staticmethod
     def _all_visible(visible: torch.Tensor) -> bool:
         # Reading the answer back would stall an accelerator or break a traced graph; there the mask is always passed.
         return visible.device.type == "cpu" and not torch.compiler.is_compiling() and bool(visible.all())
 
+    def _places(
+        self, ids: torch.Tensor | None, visible: torch.Tensor, position_ids: torch.Tensor
+    ) -> tuple[Positions, torch.Tensor | None]:
+        """Turns [B or 1, T, P] of ids [B, T] and their address digits [B, T, digits], as the config has them now."""
+        config = self.config
+        if config.position_type == "learned":
+            return Positions(), None
+        if config.position_type == "rotary":
+            return Positions(rotary_turns(position_ids, config.head_size // 2, config.rotary_base)), None
+        if ids is None:
+            raise ValueError("structured positions read the token ids: give input_ids, not inputs_embeds")
+        planes = config.head_size // 2
+        segments = segment_numbers(ids, visible, config.boundary_token_ids, config.special_token_ids)
+        digits = address_digits(segments, config.address_base, config.address_digits)
+        turns = structured_turns(
+            position_ids,
+            config.position_frequencies,
+            digits if config.rotate_addresses else None,
+            config.address_base,
+            torch.Size((*ids.shape, planes)),
+        )
+        if config.binding == "none":
+            return Positions(turns), digits
+        continuation = decode_bitmap(config.continuation_bitmap, ids.device)
+        words = word_pieces(ids, visible, config.special_token_ids, continuation)
+        bound = words.piece
+        if config.binding == "endings":
+            bound = bound & (words.last == torch.arange(ids.shape[1], device=ids.device))
+        hashes = key_hashes(ids, words, config.hash_seed, planes)
+        keys = key_turns(hashes if config.lexical_phases else torch.zeros_like(hashes))
+        records = record_positions(ids, words) if config.record_norm is not None else None
+        return Positions(turns, torch.where(bound[..., None], keys, turns), records), digits
+
+    def _pointers(self, queries: PointerQueries, places: torch.Tensor, visible: torch.Tensor) -> _Pointers:
+        """Queries sorted out by caption. places, visible: [B, T]."""
+        heads = queries.heads
+        if heads is None:
+            if self.config.lookup_layer is None:
+                raise ValueError(
+                    f"position_type {self.config.position_type!r} has no designated head: give "
+                    "PointerQueries(heads=...)"
+                )
+            heads = ((self.config.lookup_layer, self.config.lookup_head),)
+        for layer, head in heads:
+            if not (1 <= layer <= len(self.layers) and 0 <= head < self.config.num_attention_heads):
+                raise ValueError(
+                    f"pointer head ({layer}, {head}): layers count 1..{len(self.layers)}, heads "
+                    f"0..{self.config.num_attention_heads - 1}"
+                )
+        rows, positions = queries.rows, queries.positions
+        inside = (rows >= 0) & (rows < visible.shape[0]) & (positions >= 0) & (positions < visible.shape[1])
+        if (
+            rows.shape != positions.shape
+            or rows.dim() != 1
+            or not bool(inside.all())
+            or not bool(visible[rows, positions].all())
+        ):
+            raise ValueError(
+                "pointer queries: rows and positions must be [Q] each and name visible tokens of the batch"
+            )
+        used, caption = rows.unique(return_inverse=True)
+        counts = torch.bincount(caption, minlength=len(used))
+        order = caption.argsort(stable=True)
+        ranks = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[caption[order]]
+        slot = torch.empty_like(order).scatter(0, order, ranks)
+        return _Pointers(tuple(heads), places[rows, positions], caption, slot, places[used], visible[used])
+
     def _run_layers(
-        self, embedded: torch.Tensor, positions: torch.Tensor, attend: Attend, keep_states: bool
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None, tuple[torch.Tensor, ...]]:
-        """The trunk: normalised token states, the states on the way if kept, and the attention weights if any."""
-        turns = None
-        if self.config.position_type == "rotary":
-            turns = rotary_turns(positions, self.config.head_size // 2, self.config.rotary_base)
-        hidden = self.embeddings(embedded, positions)
-        all_states, all_weights = [hidden], []
-        for layer in self.layers:
-            hidden, weights = layer(hidden, attend, turns)
+        self,
+        hidden: torch.Tensor,
+        positions: Positions,
+        attend: Attend,
+        keep_states: bool,
+        pointers: _Pointers | None,
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None, tuple[torch.Tensor, ...], torch.Tensor | None]:
+        """The trunk from the embedding output: normalised token states, states on the way, weights, pointers."""
+        all_states, all_weights, found = [hidden], [], {}
+        for number, layer in enumerate(self.layers, start=1):
+            hidden, weights, read = layer(hidden, attend, positions, pointers)
+            if pointers is not None:
+                found.update(zip((head for head in pointers.heads if head[0] == number), read))
             if weights is not None:
                 all_weights.append(weights)
             if keep_states:
                 all_states.append(hidden)
-        return self.final_norm(hidden), tuple(all_states) if keep_states else None, tuple(all_weights)
+        kept = tuple(all_states) if keep_states else None
+        log_probs = None if pointers is None else torch.stack([found[head] for head in pointers.heads])
+        return self.final_norm(hidden), kept, tuple(all_weights), log_probs
 
     def _sentence_vectors(self, states: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         """[B, T, D] token states and [B, T] visibility -> [B, E] fp32 unit rows."""

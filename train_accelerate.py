@@ -40,11 +40,20 @@ from captionbert.configuration_captionbert import CaptionBertConfig
 from captionbert.consensus.captions import open_corpus
 from captionbert.consensus.packaged import resolve_tokenizer
 from captionbert.consensus.targets import open_targets
-from captionbert.encoding_captionbert import batch_vectors, token_ids
+from captionbert.encoding_captionbert import token_ids
+from captionbert.probes.dev_pairs import read_dev_pairs
+from captionbert.probes.word_records import Vocabulary, lookup_targets
 from captionbert.recipes import Recipe, binding, load_recipe, recipe_names, recipe_to_dict
 from captionbert.training import checkpoints, loop
-from captionbert.training.batches import Captions, Loader, TargetVectors, check_agreement, split_rows
-from captionbert.training.gauges import METRICS_KIND, Validation, evaluate, read_dev_pairs
+from captionbert.training.batches import (
+    Captions,
+    Loader,
+    TargetVectors,
+    check_agreement,
+    check_lookups,
+    split_rows,
+)
+from captionbert.training.gauges import METRICS_KIND, Validation, evaluate
 from captionbert.training.identity import (
     check_same_run,
     environment_changes,
@@ -55,7 +64,7 @@ from captionbert.training.identity import (
 from captionbert.training.order import Plan, rank_slice, steps_of_epochs
 from captionbert.training.schedule import learning_rate, steps_of_minutes, warmup_steps
 from captionbert.training.step import LossScale, StepSettings, adam, processes, take_step
-from captionbert.training.student import build_student, embedding_weights, student_config
+from captionbert.training.student import build_student, embedding_weights, pointing_encode, student_config
 
 EVALUATIONS = 10  # of a run whose recipe does not say how often
 _CALIBRATION_STEPS = 6
@@ -171,6 +180,8 @@ def prepare(
     if standing[0] is not None:
         identity, steps, resume = standing[0]
         return build(steps, identity), resume
+    if (vocabulary := _vocabulary(recipe, inputs)) and accelerator.is_main_process:
+        check_lookups(inputs.captions, training, _tokenize(recipe, inputs.tokenizer), vocabulary)
     resolved = [_resolve_steps(recipe, len(training), build)]
     broadcast_object_list(resolved)
     if accelerator.is_main_process:
@@ -252,12 +263,20 @@ def _validation(recipe: Recipe, inputs: Inputs, held_out: np.ndarray) -> Validat
     rows = held_out[np.linspace(0, len(held_out) - 1, count).astype(int)]
     tokenize = _tokenize(recipe, inputs.tokenizer)
     pairs = read_dev_pairs(recipe.gauges.dev_pairs) if recipe.gauges.dev_pairs else None
+    ids = tokenize(inputs.captions.texts(rows))
+    vocabulary = _vocabulary(recipe, inputs)
     return Validation(
-        ids=tokenize(inputs.captions.texts(rows)),
+        ids=ids,
         targets=inputs.targets.vectors(rows),
         pair_ids=tokenize(pairs.first + pairs.second) if pairs else [],
         scores=pairs.scores if pairs else None,
+        lookups=lookup_targets(ids, vocabulary) if vocabulary else None,
     )
+
+
+def _vocabulary(recipe: Recipe, inputs: Inputs) -> Vocabulary | None:
+    """What the lookup targets need of the tokenizer; None without a lookup loss."""
+    return Vocabulary.from_tokenizer(inputs.tokenizer) if recipe.loss.lookup_weight else None
 
 
 def _tokenize(recipe: Recipe, tokenizer: Any) -> Callable[[list[str]], list[list[int]]]:
@@ -280,14 +299,20 @@ def _session(
     model = build_student(recipe, config).to(device)
     share = rank_slice(plan.batch_size, accelerator.process_index, accelerator.num_processes)
     loader = Loader(
-        inputs.captions, inputs.targets, _tokenize(recipe, inputs.tokenizer), training, plan, share
+        inputs.captions,
+        inputs.targets,
+        _tokenize(recipe, inputs.tokenizer),
+        training,
+        plan,
+        share,
+        _vocabulary(recipe, inputs),
     )
     session = loop.Session(
         run=run_folder,
         identity=identity,
         model=model,
         optimizer=adam(list(model.parameters()), recipe.schedule.learning_rate),
-        encode=lambda ids: batch_vectors(model, ids),
+        encode=pointing_encode(model),
         loader=loader,
         plan=plan,
         step_settings=step_settings(recipe, device, inputs.targets.digest),
@@ -311,6 +336,7 @@ def step_settings(recipe: Recipe, device: torch.device, targets_digest: str) -> 
         micro_batch_tokens=recipe.compute.micro_batch_tokens,
         padded=device.type != "cpu",
         targets_digest=targets_digest,
+        lookup_weight=recipe.loss.lookup_weight,
     )
 
 

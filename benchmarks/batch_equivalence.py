@@ -3,7 +3,8 @@
     python -m captionbert.benchmarks.batch_equivalence [--preset captionbert-mini] [--rows 2048] [--tiny]
     [--json F]
 
-fp32, random weights, random ids of caption-like lengths, one-way and symmetric loss: 1 x rows, 8 micro-
+fp32, random weights, random ids of caption-like lengths, one-way and symmetric loss, a structured preset with the
+lookup loss as well: 1 x rows, 8 micro-
 batches of rows / 8, and two gloo processes of rows / 2 each. Printed: the loss difference, and the largest
 difference of any gradient entry, absolute and as a share of the largest entry (fp32 sums over tens of
 thousands of tokens reach some 1e-6 of it in any order). Exit status 0 only when the loss, relative, and the
@@ -26,26 +27,30 @@ import torch.multiprocessing as mp
 
 from captionbert.artifacts.files import write_json
 from captionbert.configuration_captionbert import CaptionBertConfig
-from captionbert.encoding_captionbert import batch_vectors
 from captionbert.modeling_captionbert import CaptionBertModel
+from captionbert.probes.word_records import LookupTargets
 from captionbert.training.batches import StepBatch
 from captionbert.training.order import rank_slice
 from captionbert.training.step import StepSettings, backward_gradients, sum_over_processes
+from captionbert.training.student import pointing_encode
 
 LIMIT = 1e-6
-TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 _CPU = torch.device("cpu")
 
 
 def make_model(preset: str, tiny: bool) -> CaptionBertModel:
-    """A seeded fp32 student; `tiny` shrinks the preset to two layers of width 32."""
-    small = {**TINY, "vocab_size": 500, "projection_dim": 24} if tiny else {}
+    """A seeded fp32 student; `tiny` shrinks the preset to two layers of width 64."""
+    small = {**TINY, "vocab_size": 2000, "projection_dim": 24} if tiny else {}
     torch.manual_seed(0)
     return CaptionBertModel(CaptionBertConfig.from_preset(preset, **small)).float().train()
 
 
-def make_batch(rows: int, vocabulary: int, width: int, share: slice) -> StepBatch:
-    """The part `share` of a seeded global batch of `rows`; every tenth text occurs twice."""
+def make_batch(rows: int, vocabulary: int, width: int, share: slice, lookup: bool = False) -> StepBatch:
+    """The part `share` of a seeded global batch of `rows`; every tenth text occurs twice.
+
+    `lookup`: tokens 2 and 3 of every other text look for token 1.
+    """
     random = np.random.default_rng(1)
     lengths = np.clip(random.normal(14, 5, rows).astype(int), 4, 40)
     ids = [random.integers(5, vocabulary, length).tolist() for length in lengths]
@@ -53,7 +58,12 @@ def make_batch(rows: int, vocabulary: int, width: int, share: slice) -> StepBatc
         torch.from_numpy(random.standard_normal((rows, width))).float(), dim=1
     )
     groups = torch.from_numpy(np.where(np.arange(rows) % 10 == 9, np.arange(rows) - 1, np.arange(rows)))
-    return StepBatch(ids[share], torch.arange(rows)[share], targets, groups)
+    lookups = None
+    if lookup:
+        row = np.repeat(np.arange(0, len(ids[share]), 2), 2)
+        position, truth = np.tile([2, 3], len(row) // 2), np.ones(len(row), dtype=bool)
+        lookups = LookupTargets(row, position, np.ones(len(row), dtype=np.int64), truth, ~truth)
+    return StepBatch(ids[share], torch.arange(rows)[share], targets, groups, lookups)
 
 
 def gradients(
@@ -61,13 +71,14 @@ def gradients(
 ) -> torch.Tensor:
     """[1 + parameters] loss and summed gradients of the batch, this process's part cut into `pieces`."""
     model = make_model(preset, tiny)
-    batch = make_batch(
-        rows, model.config.vocab_size, model.config.projection_dim, rank_slice(rows, rank, world)
-    )
-    settings = StepSettings(0.07, symmetric, 1.0, 1.0, "fp32", 1 << 30, padded=False)
+    lookup = model.config.position_type == "structured"
+    share = rank_slice(rows, rank, world)
+    batch = make_batch(rows, model.config.vocab_size, model.config.projection_dim, share, lookup)
+    weight = 0.1 if lookup else 0.0
+    settings = StepSettings(0.07, symmetric, 1.0, 1.0, "fp32", 1 << 30, padded=False, lookup_weight=weight)
     longest_first = np.argsort(-batch.lengths, kind="stable")
     sums = backward_gradients(
-        lambda ids: batch_vectors(model, ids),
+        pointing_encode(model),
         batch,
         settings,
         device=_CPU,
@@ -142,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--preset", default="captionbert-mini")
     parser.add_argument("--rows", type=int, default=2048)
-    parser.add_argument("--tiny", action="store_true", help="two layers of width 32: seconds")
+    parser.add_argument("--tiny", action="store_true", help="two layers of width 64: seconds")
     parser.add_argument("--work", type=Path, default=Path("."), help="folder for one temporary file")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(argv)

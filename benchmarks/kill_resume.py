@@ -11,15 +11,13 @@ only when all are equal.
 
 import argparse
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
@@ -35,39 +33,15 @@ COMPARED = (
 PROGRAM = Path(__file__).resolve().parent.parent / "train_accelerate.py"
 
 
-class Process(Protocol):
-    """The part of subprocess.Popen that is used here."""
-
-    pid: int
-
-    def poll(self) -> int | None:
-        """The exit status, None while it runs."""
-
-    def wait(self) -> int:
-        """Wait for the end; the exit status."""
-
-
-Start = Callable[[list[str], Path], Process]  # options of the program, file for its output
-
-
-def start_program(options: list[str], log: Path) -> Process:
+def start_program(options: list[str], log: Path) -> "subprocess.Popen[bytes]":
     """The training program as a new interpreter, its output appended to `log`."""
     with open(log, "ab") as stream:
         return subprocess.Popen([sys.executable, str(PROGRAM), *options], stdout=stream, stderr=stream)
 
 
-def run_program(options: list[str], log: str, environment: dict[str, str]) -> None:
-    """The training program inside this process, for a starter that forks: output to `log`, then exit."""
-    from captionbert import train_accelerate
-
-    os.environ.update(environment)
-    with open(log, "ab") as stream:
-        os.dup2(stream.fileno(), 1)
-        os.dup2(stream.fileno(), 2)
-    sys.exit(train_accelerate.main(options))
-
-
-def wait_until(condition: Callable[[], bool], process: Process, seconds: float = 1800) -> bool:
+def wait_until(
+    condition: Callable[[], bool], process: "subprocess.Popen[bytes]", seconds: float = 1800
+) -> bool:
     """Poll `condition` each millisecond while `process` lives; True when it held."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and process.poll() is None:
@@ -89,27 +63,27 @@ def writing_checkpoint(run: Path) -> bool:
     return any((run / "checkpoints").glob(".tmp-step-*/*"))
 
 
-def kill(process: Process) -> None:
+def kill(process: "subprocess.Popen[bytes]") -> None:
     """SIGKILL, and wait for the end."""
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.wait()
 
 
-def finish(process: Process, log: Path) -> None:
+def finish(process: "subprocess.Popen[bytes]", log: Path) -> None:
     """Wait for a run that must end well."""
     if (status := process.wait()) != 0:
         raise RuntimeError(f"training ended with status {status}:\n{log.read_text()[-2000:]}")
 
 
 def killed_run(
-    options: list[str], run: Path, log: Path, steps: int, kills: int, seed: int, start: Start = start_program
+    options: list[str], run: Path, log: Path, steps: int, kills: int, seed: int
 ) -> list[dict[str, Any]]:
     """Run B: `kills` kills, the middle one during a checkpoint write, then to the end. Returns where each
     fell.
     """
     chance, record = random.Random(seed), []
     for number in range(kills):
-        process = start(options, log)
+        process = start_program(options, log)
         if number == kills // 2:
             hit = wait_until(lambda: writing_checkpoint(run), process)
         else:
@@ -117,12 +91,12 @@ def killed_run(
             aim = chance.randint(standing + 1, max(standing + 1, steps - (kills - number)))
             hit = wait_until(lambda aim=aim: logged_step(run) >= aim, process)  # type: ignore[misc]
             time.sleep(chance.uniform(0.0, 0.2))
-        if not hit or process.poll() is not None:
+        kill(process)
+        if not hit or (run / "checkpoints" / "final").exists():
             said = log.read_text()[-2000:]
             raise RuntimeError(f"the run ended before kill {number + 1}; give it more steps:\n{said}")
-        kill(process)
         record.append({"step": logged_step(run), "half_written_checkpoint": writing_checkpoint(run)})
-    finish(start(options, log), log)
+    finish(start_program(options, log), log)
     return record
 
 

@@ -19,7 +19,7 @@ from captionbert.artifacts.files import (
     write_json,
 )
 from captionbert.configuration_captionbert import CaptionBertConfig
-from captionbert.export.source import Source, cast, read_source
+from captionbert.export.source import Source, cast, model_dtype, read_source
 from captionbert.export.st_files import write_fallback, write_own_head
 from captionbert.export.tokenizer import write_tokenizer
 from captionbert.model_card.render import write_card
@@ -95,8 +95,12 @@ def _check_out(out: Path, source: Source) -> None:
 def _save_model(config: CaptionBertConfig, tensors: dict[str, Any], out: Path) -> None:
     CaptionBertConfig.register_for_auto_class()
     CaptionBertModel.register_for_auto_class("AutoModel")
-    model = CaptionBertModel(config).to(next(iter(tensors.values())).dtype)
+    model = CaptionBertModel(config).to(model_dtype(tensors))
     model.load_state_dict(tensors, strict=True)
+    try:
+        model.check_position_identity()
+    except ValueError as error:
+        raise InputError(f"{out}: not exported: {error}") from None
     model.save_pretrained(out)
     root = Path(__file__).resolve().parent.parent
     check_remote_files(out, root)
@@ -139,7 +143,7 @@ def _record(source: Source, tensors: dict[str, Any], folder: Path, fallback: boo
         "files": files,
         "source_digest": source.digest,
         "parameters": sum(value.numel() for value in tensors.values()),
-        "dtype": str(next(iter(tensors.values())).dtype).removeprefix("torch."),
+        "dtype": str(model_dtype(tensors)).removeprefix("torch."),
         "sentence_transformers_form": "fallback" if fallback else "own head",
         "lineage": source.lineage,
     }

@@ -134,9 +134,12 @@ def _load_remote(folder: Path, dtype: torch.dtype | None) -> Any:
 
 def _from_pretrained(loader: Any, folder: Path, dtype: torch.dtype | None, **options: Any) -> Any:
     """`loader.from_pretrained`, refusing tensors that are missing, left over or misshapen."""
-    model, info = loader.from_pretrained(
-        folder, dtype=dtype or "auto", output_loading_info=True, use_safetensors=True, **options
-    )
+    try:
+        model, info = loader.from_pretrained(
+            folder, dtype=dtype or "auto", output_loading_info=True, use_safetensors=True, **options
+        )
+    except ValueError as error:
+        raise InputError(f"{folder}: {error}") from None
     for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[fault]:
             raise InputError(
@@ -158,8 +161,9 @@ def _load_lean(folder: Path, config: dict[str, Any], dtype: torch.dtype | None) 
             model = modeling.CaptionBertModel(modeling.CaptionBertConfig(**config))
         weights = load_file(folder / WEIGHTS)
         if dtype is not None:
-            weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
+            weights = {name: x.to(dtype) if x.is_floating_point() else x for name, x in weights.items()}
         model.load_state_dict(weights, assign=True)
+        model.check_position_identity()
     except (RuntimeError, ValueError, SafetensorError) as error:
         raise InputError(f"{folder}: the weights do not fit the config ({error})") from None
     return model.eval()

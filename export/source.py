@@ -144,6 +144,11 @@ def check_tensors(tensors: dict[str, torch.Tensor], config: CaptionBertConfig, w
             )
 
 
+def model_dtype(tensors: dict[str, torch.Tensor]) -> torch.dtype:
+    """The dtype of the weights; integer buffers have their own."""
+    return next(x.dtype for x in tensors.values() if x.is_floating_point())
+
+
 def cast(tensors: dict[str, torch.Tensor], dtype: str | None) -> dict[str, torch.Tensor]:
     """The tensors in another dtype (None keeps theirs).
 
@@ -154,7 +159,7 @@ def cast(tensors: dict[str, torch.Tensor], dtype: str | None) -> dict[str, torch
         return tensors
     if dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r}: unknown; choose one of {', '.join(DTYPES)}")
-    out = {name: value.to(DTYPES[dtype]) for name, value in tensors.items()}
+    out = {name: x.to(DTYPES[dtype]) if x.is_floating_point() else x for name, x in tensors.items()}
     for name, value in out.items():
         if not torch.isfinite(value).all():
             raise InputError(

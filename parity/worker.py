@@ -81,7 +81,7 @@ class Worker:
         folder = Path(settings["model_folder"])
         self.model = CaptionBertModel(CaptionBertConfig.from_pretrained(folder))
         stored = {
-            key: value.to(self.dtypes[settings["stored_dtype"]])
+            key: value.to(self.dtypes[settings["stored_dtype"]]) if value.is_floating_point() else value
             for key, value in load_file(folder / "model.safetensors").items()
         }
         self.model = self.model.to(self.dtypes[settings["stored_dtype"]])

@@ -28,6 +28,8 @@ class ModelSection:
     preset: str = "captionbert-mini"
     overrides: dict[str, Any] = field(default_factory=dict)  # fields of CaptionBertConfig
     init_embeddings_from: str | None = None  # "packaged:NAME" or a model folder: start of the word embeddings
+    # Tokens that end a segment; only structured positions read them.
+    boundary_tokens: list[str] = field(default_factory=lambda: [".", "!", "?", ";"])
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,14 @@ class ScheduleSection:
 
 @dataclass(frozen=True)
 class LossSection:
-    """InfoNCE at `temperature` plus `mse_weight` x mean squared difference per coordinate."""
+    """InfoNCE at `temperature`, plus weight x mean squared difference per coordinate, plus weight x lookup loss."""
 
     temperature: float = 0.07
     symmetric: bool = False
     mse_weight: float = 1.0
+    lookup_weight: float = (
+        0.0  # of the designated head's missing attention to records; structured positions only
+    )
 
 
 @dataclass(frozen=True)
@@ -293,6 +298,11 @@ def _check(recipe: Recipe, where: str) -> None:
     for key, value in positive.items():
         if value is not None and not 0 < value < float("inf"):
             raise InputError(f"{where}: {key} must be a positive number, found {value}")
-    for key, value in {"loss.mse_weight": recipe.loss.mse_weight, "schedule.warmup": schedule.warmup}.items():
+    not_negative = {
+        "loss.mse_weight": recipe.loss.mse_weight,
+        "loss.lookup_weight": recipe.loss.lookup_weight,
+        "schedule.warmup": schedule.warmup,
+    }
+    for key, value in not_negative.items():
         if not 0 <= value < float("inf"):
             raise InputError(f"{where}: {key} must not be negative, found {value}")

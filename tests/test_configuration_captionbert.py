@@ -17,6 +17,17 @@ PARAMETERS = {
     "pooling-cls": 58_308_864,
     "pooling-attention": 58_308_864 + 512,
 }
+STRUCTURED = (
+    "hierarchical",
+    "pointer-only",
+    "key-endings",
+    "key-pieces",
+    "whole-key-lookup",
+    "whole-key-lookup-no-norm",
+    "whole-key-lookup-late",
+)
+PARAMETERS |= dict.fromkeys(STRUCTURED, 54_126_848)
+PARAMETERS |= {f"{name}-mini": 22_812_288 + 3 * 8 * 384 for name in STRUCTURED}
 
 
 def test_every_preset_has_a_pinned_size() -> None:
@@ -28,7 +39,10 @@ def test_parameter_counts(preset: str) -> None:
     with torch.device("meta"):
         model = CaptionBertModel(CaptionBertConfig.from_preset(preset))
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS[preset]
-    assert not list(model.buffers())  # nothing that a load on the meta device could leave uninitialised
+    # Nothing that a load on the meta device could leave uninitialised: the one buffer is in the checkpoint.
+    structured = preset.removesuffix("-mini") in STRUCTURED
+    assert [name for name, _ in model.named_buffers()] == ["position_identity"] * structured
+    assert set(dict(model.named_buffers())) <= set(model.state_dict())
 
 
 def test_relative_16_turns_its_slowest_plane_as_slowly_as_relative_8() -> None:

@@ -18,7 +18,7 @@ REMOTE = {
 # room -> the rooms it may import. `artifacts` is the base; `probes.geometry` is arithmetic on arrays.
 EDGES: dict[str, set[str]] = {
     "artifacts": set(),
-    "probes": {"artifacts"},
+    "probes": {"artifacts", "remote", "consensus"},
     "consensus": {"artifacts", "probes"},
     "recipes": {"artifacts", "remote"},
     "training": {"artifacts", "remote", "recipes", "probes", "consensus"},

@@ -49,6 +49,12 @@ def test_mse_is_per_coordinate() -> None:
     assert found.tolist() == pytest.approx([0.0, 0.2])
 
 
+def test_lookup_is_the_negative_log_probability_of_the_record() -> None:
+    log_probs = torch.tensor([[0.25, 0.5, 0.25], [0.1, 0.1, 0.8]]).log()
+    found = losses.lookup_rows(log_probs, torch.tensor([1, 0]))
+    assert found.tolist() == pytest.approx([0.693147, 2.302585], rel=1e-5)
+
+
 def test_logits_stay_fp32_inside_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         logits = losses.contrast_logits(STUDENT, TARGET, 0.07)

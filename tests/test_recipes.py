@@ -46,7 +46,9 @@ def test_published_schedules(name: str, rows: int, steps: int, warmup: int) -> N
     assert schedule.warmup == warmup
     assert (schedule.learning_rate, schedule.min_learning_rate, schedule.clip) == (6e-4, 1e-6, 1.0)
     assert (schedule.batch_size, recipe.loss.temperature, recipe.data.max_length) == (2048, 0.07, 256)
-    assert recipe.loss.symmetric == (name in ("screen", "larger", "matched-exposure"))
+    assert recipe.loss.symmetric == (
+        name in ("screen", "larger", "matched-exposure") or name.startswith("whole-key")
+    )
 
 
 def test_an_override_wins_and_is_typed() -> None:

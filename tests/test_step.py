@@ -13,6 +13,7 @@ import torch
 from captionbert.artifacts.errors import InputError
 from captionbert.benchmarks import batch_equivalence
 from captionbert.encoding_captionbert import batch_vectors
+from captionbert.probes.word_records import LookupTargets
 from captionbert.training.batches import StepBatch
 from captionbert.training.losses import SharedForwardError
 from captionbert.training.step import (
@@ -24,9 +25,16 @@ from captionbert.training.step import (
     clip_and_unscale,
     take_step,
 )
+from captionbert.training.student import pointing_encode
 
 CPU = torch.device("cpu")
 SETTINGS = StepSettings(0.07, False, 1.0, 1.0, "fp32", 64, padded=False)
+
+
+@pytest.fixture
+def pointing_model():
+    """A seeded tiny model with a designated head."""
+    return batch_equivalence.make_model("whole-key-lookup-mini", tiny=True)
 
 
 def make_batch(rows: int, vocabulary: int, width: int) -> StepBatch:
@@ -35,7 +43,7 @@ def make_batch(rows: int, vocabulary: int, width: int) -> StepBatch:
 
 def gradient_of(model, batch: StepBatch, settings: StepSettings, **options) -> torch.Tensor:
     model.zero_grad()
-    sums = backward_gradients(lambda ids: batch_vectors(model, ids), batch, settings, device=CPU, **options)
+    sums = backward_gradients(pointing_encode(model), batch, settings, device=CPU, **options)
     return torch.cat([sums.float()] + [p.grad.reshape(-1) for p in model.parameters()])
 
 
@@ -47,6 +55,36 @@ def test_micro_batches_do_not_change_loss_or_gradient(tiny_model, symmetric: boo
     whole = gradient_of(tiny_model, batch, replace(settings, micro_batch_tokens=1 << 20))
     cut = gradient_of(tiny_model, batch, settings)
     assert float((whole - cut).abs().max() / whole.abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_micro_batches_do_not_change_the_lookup_loss(pointing_model, symmetric: bool, padded: bool) -> None:
+    config = pointing_model.config
+    batch = batch_equivalence.make_batch(
+        64, config.vocab_size, config.projection_dim, slice(None), lookup=True
+    )
+    settings = replace(SETTINGS, symmetric=symmetric, padded=padded, lookup_weight=0.1)
+    whole = gradient_of(pointing_model, batch, replace(settings, micro_batch_tokens=1 << 20))
+    cut = gradient_of(pointing_model, batch, settings)
+    assert float((whole - cut).abs().max() / whole.abs().max()) < 1e-6
+    assert float(whole[2]) > 1.0  # an untrained head spreads its attention
+    without = gradient_of(pointing_model, batch, replace(settings, lookup_weight=0.0))
+    assert float((whole[3:] - without[3:]).abs().max()) > 1e-4
+
+
+def test_a_batch_without_eligible_words_still_trains_the_sentence_loss(pointing_model) -> None:
+    config = pointing_model.config
+    batch = batch_equivalence.make_batch(
+        16, config.vocab_size, config.projection_dim, slice(None), lookup=True
+    )
+    assert batch.lookups is not None
+    none = LookupTargets(*(x[:0] for x in vars(batch.lookups).values()))
+    settings = replace(SETTINGS, lookup_weight=0.1)
+    empty = gradient_of(pointing_model, replace(batch, lookups=none), settings)
+    plain = gradient_of(pointing_model, replace(batch, lookups=None), settings)
+    assert torch.equal(empty, plain)
+    assert float(empty[2]) == 0.0
 
 
 def test_bf16_replay_of_the_symmetric_loss_reaches_every_weight(tiny_model) -> None:
@@ -66,8 +104,10 @@ def test_the_whole_batch_is_the_negative_set(tiny_model) -> None:
     assert abs(float(whole[0]) - float(gradient_of(tiny_model, half, SETTINGS)[0])) > 0.1
 
 
-def test_one_and_two_processes_and_eight_pieces_agree(tmp_path: Path, capsys) -> None:
-    status = batch_equivalence.main(["--tiny", "--rows", "256", "--work", str(tmp_path)])
+@pytest.mark.parametrize("preset", ["captionbert-mini", "whole-key-lookup-mini"])
+def test_one_and_two_processes_and_eight_pieces_agree(tmp_path: Path, capsys, preset: str) -> None:
+    options = ["--tiny", "--rows", "256", "--preset", preset, "--work", str(tmp_path)]
+    status = batch_equivalence.main(options)
     report = json.loads(capsys.readouterr().out)
     assert status == 0, report
     for name in ("one-way", "symmetric"):

@@ -1,14 +1,17 @@
 """The training program on a tiny consensus: exact resume, kills, refusals, signals, several processes."""
 
-import importlib.util
+import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from captionbert import train_accelerate
@@ -17,14 +20,15 @@ from captionbert.artifacts.files import folder_lock, sha256_file
 from captionbert.benchmarks import kill_resume
 from captionbert.benchmarks.batch_equivalence import free_port
 from captionbert.consensus.captions import open_corpus, prepare_corpus
+from captionbert.export.folder import export_checkpoint
+from captionbert.export.load import load_encoder
+from captionbert.modeling_captionbert import CaptionBertModel
 from captionbert.recipes import Recipe, load_recipe
+from captionbert.rotary_captionbert import decode_bitmap
 
-_spec = importlib.util.spec_from_file_location(
-    "training_setup", Path(__file__).with_name("training_setup.py")
-)
-assert _spec is not None
-setup = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(setup)  # type: ignore[union-attr]
+# By name, since processes that are started from it must find its functions again.
+sys.path.append(str(Path(__file__).parent))
+setup = importlib.import_module("training_setup")
 
 COMPARED = (*kill_resume.COMPARED, "best/model/model.safetensors")
 
@@ -89,9 +93,94 @@ def test_stopping_and_resuming_at_any_step_is_exact(
 def test_a_kill_at_any_moment_is_exact(tmp_path: Path, recipe_file: Path, whole_run: Path) -> None:
     run, log = tmp_path / "run", tmp_path / "log.txt"
     options = ["--recipe", str(recipe_file), "--out", str(run)]
-    kills = kill_resume.killed_run(options, run, log, steps=24, kills=3, seed=1, start=setup.Child)
-    assert kills[1]["half_written_checkpoint"] is True
+    moments = (
+        partial(setup.die_after_log_line, 3),  # before the first checkpoint
+        partial(setup.die_inside_checkpoint, 12),
+        partial(setup.die_after_log_line, 21),  # one step after a checkpoint and between two evaluations
+    )
+    for moment in moments:
+        assert setup.Child(options, log, prepare=moment).wait() == -signal.SIGKILL, log.read_text()
+    assert list((run / "checkpoints").glob(".tmp-step-00000012*/optimizer.safetensors")) == []  # cleared away
+    assert setup.Child(options, log).wait() == 0, log.read_text()
     assert digests(run) == digests(whole_run), log.read_text()
+
+
+@pytest.fixture(scope="module")
+def paragraphs(tmp_path_factory: pytest.TempPathFactory, captions: list[str]) -> Path:
+    """A consensus of captions that repeat their words."""
+    texts = [f"{a} {b} {a}" for a, b in zip(captions[:150], captions[50:])]
+    return setup.make_consensus(tmp_path_factory.mktemp("paragraphs"), texts)
+
+
+def structured(recipe_file: Path, paragraphs: Path, *overrides: str) -> Recipe:
+    heads = "model.overrides={hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 64}"
+    return recipe_with(
+        recipe_file,
+        "model.preset=whole-key-lookup-mini",
+        heads,
+        f"data.consensus={paragraphs}",
+        "loss={lookup_weight: 1.0, symmetric: true}",
+        *overrides,
+    )
+
+
+def test_a_structured_run_learns_to_look_up_and_resumes_exactly(
+    tmp_path: Path, recipe_file: Path, paragraphs: Path
+) -> None:
+    recipe = structured(recipe_file, paragraphs)
+    final = train_accelerate.run(recipe, tmp_path / "whole")
+    for step in (5, 11):
+        train_accelerate.run(recipe, tmp_path / "cut", stop_after=step)
+    train_accelerate.run(recipe, tmp_path / "cut")
+    assert digests(tmp_path / "whole") == digests(tmp_path / "cut")
+    first, *_, last = train_accelerate.read_metrics(tmp_path / "whole")["curve"]
+    assert last["lookup"]["queries"] == first["lookup"]["queries"] > 20
+    assert last["lookup"]["probability"] > first["lookup"]["probability"] + 0.1
+    config = json.loads((final / "model" / "config.json").read_text())
+    vocabulary = json.loads((final / "model" / "tokenizer.json").read_text())["model"]["vocab"]
+    assert config["boundary_token_ids"] == sorted(vocabulary[token] for token in ".!?;")
+    model = CaptionBertModel.from_pretrained(final / "model")
+    flags = decode_bitmap(model.config.continuation_bitmap, torch.device("cpu"))
+    assert {t for t, i in vocabulary.items() if flags[i]} == {t for t in vocabulary if t.startswith("##")}
+
+
+def test_a_lookup_loss_needs_something_to_look_up(tmp_path: Path, recipe_file: Path, consensus: Path) -> None:
+    with pytest.raises(InputError, match=r"none of 190 training captions repeats an eligible word"):
+        train_accelerate.run(structured(recipe_file, consensus), tmp_path / "run")
+    with pytest.raises(
+        InputError, match=r"loss.lookup_weight is 0.1, but captionbert-mini has no designated head"
+    ):
+        train_accelerate.run(recipe_with(recipe_file, "loss.lookup_weight=0.1"), tmp_path / "run")
+
+
+def test_a_boundary_token_must_be_in_the_vocabulary(
+    tmp_path: Path, recipe_file: Path, paragraphs: Path
+) -> None:
+    recipe = structured(recipe_file, paragraphs, "model.boundary_tokens=['.', '<p>']")
+    with pytest.raises(
+        InputError, match=r"model.boundary_tokens: '<p>' is not in the tokenizer's vocabulary"
+    ):
+        train_accelerate.run(recipe, tmp_path / "run")
+
+
+def test_a_checkpoint_of_other_positions_than_its_config_is_refused(
+    tmp_path: Path, recipe_file: Path, paragraphs: Path
+) -> None:
+    step = train_accelerate.run(structured(recipe_file, paragraphs), tmp_path / "run", stop_after=2)
+    model = step / "model"
+    config = json.loads((model / "config.json").read_text())
+    for name, value in (("hash_seed", 7), ("boundary_token_ids", [20])):
+        (model / "config.json").write_text(json.dumps(config | {name: value}))
+        with pytest.raises(
+            ValueError, match=r"the weights carry position_identity .* restore the config.json"
+        ):
+            CaptionBertModel.from_pretrained(model)
+        for lean in (False, True):
+            with pytest.raises(InputError, match="position_identity"):
+                load_encoder(model, lean=lean)
+        shutil.copytree(model, tmp_path / name)
+        with pytest.raises(InputError, match="position_identity"):
+            export_checkpoint(tmp_path / name, tmp_path / "export")
 
 
 def test_fp16_resumes_with_its_loss_scale(tmp_path: Path, recipe_file: Path) -> None:

@@ -3,33 +3,88 @@ student.
 """
 
 import multiprocessing
+import os
+import signal
+import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from captionbert.benchmarks.kill_resume import run_program
+from captionbert import train_accelerate
 from captionbert.consensus.captions import Corpus, prepare_corpus
 from captionbert.consensus.shards import ShardWriter, fill
 
 WIDTH = 24
 
 
-class Child:
-    """The training program in a process forked from a server that has imported the libraries once."""
+def run_program(
+    options: list[str], log: str, environment: dict[str, str], prepare: Callable[[], None] | None
+) -> None:
+    """The training program inside this process: output to `log`, then exit."""
+    os.environ.update(environment)
+    if prepare is not None:
+        prepare()
+    with open(log, "ab") as stream:
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    sys.exit(train_accelerate.main(options))
 
-    def __init__(self, options: list[str], log: Path, environment: dict[str, str] | None = None) -> None:
+
+def die_after_log_line(step: int) -> None:
+    """Make this process kill itself (SIGKILL) once the metrics line of `step` is written."""
+    from captionbert.training.gauges import MetricsFiles
+
+    log = MetricsFiles.log
+
+    def log_and_die(self: MetricsFiles, values: dict[str, Any], timing: dict[str, Any]) -> None:
+        log(self, values, timing)
+        if values["step"] == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    MetricsFiles.log = log_and_die  # type: ignore[method-assign]
+
+
+def die_inside_checkpoint(step: int) -> None:
+    """Make this process kill itself while it writes the optimizer of the checkpoint of `step`, half of it written."""
+    from captionbert.training import checkpoints
+
+    save = checkpoints.save_file
+
+    def save_and_die(tensors: Any, file: Any, **options: Any) -> None:
+        save(tensors, file, **options)
+        if Path(file).name == "optimizer.safetensors" and f"step-{step:08d}" in str(file):
+            os.truncate(file, Path(file).stat().st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    checkpoints.save_file = save_and_die
+
+
+class Child:
+    """The training program in a process forked from a server that has imported the libraries once.
+
+    `prepare` is called in it before training.
+    """
+
+    def __init__(
+        self,
+        options: list[str],
+        log: Path,
+        environment: dict[str, str] | None = None,
+        prepare: Callable[[], None] | None = None,
+    ) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
             ["captionbert.train_accelerate", "captionbert.benchmarks.batch_equivalence"]
         )
-        self.process = context.Process(target=run_program, args=(options, str(log), environment or {}))
+        self.process = context.Process(
+            target=run_program, args=(options, str(log), environment or {}, prepare)
+        )
         self.process.start()
         assert self.process.pid is not None
         self.pid = self.process.pid
-
-    def poll(self) -> int | None:
-        return self.process.exitcode
 
     def wait(self) -> int:
         self.process.join()

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from captionbert.artifacts.errors import InputError
+from captionbert.probes.word_records import LookupTargets, Vocabulary, lookup_targets
 from captionbert.training.order import Plan
 
+_SCAN_ROWS = 4096
 Tokenize = Callable[[list[str]], list[list[int]]]
 
 
@@ -53,17 +55,29 @@ class TargetVectors(Protocol):
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One step's data: `ids` of this process's b captions, their places among the B, targets, groups."""
+    """One step's data: `ids` of this process's b captions, their places among the B, targets, groups, word records."""
 
     ids: list[list[int]]
     own: Tensor  # [b]
     targets: Tensor  # [B, E]
     groups: Tensor  # [B]
+    lookups: LookupTargets | None = None  # of `ids`; None where the recipe has no lookup loss
 
     @property
     def lengths(self) -> np.ndarray:
         """Tokens of each caption of this process, int64 [b]."""
         return np.asarray([len(row) for row in self.ids], dtype=np.int64)
+
+
+def lookups_of(
+    lookups: LookupTargets, part: np.ndarray, texts: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The queries that lie in a part of the texts: (place of the text in the part, position, record), int64 [Q]."""
+    place = np.full(texts, -1, dtype=np.int64)
+    place[part] = np.arange(len(part))
+    rows = place[lookups.row]
+    chosen = rows >= 0
+    return rows[chosen], lookups.position[chosen], lookups.record[chosen]
 
 
 def check_agreement(captions: Captions, targets: TargetVectors, frame_id: str | None = None) -> None:
@@ -108,6 +122,23 @@ def split_rows(captions: Captions, limit: int | None) -> tuple[np.ndarray, np.nd
     return training[:limit], validation
 
 
+def check_lookups(captions: Captions, rows: np.ndarray, tokenize: Tokenize, vocabulary: Vocabulary) -> None:
+    """Refuse a lookup loss that has nothing to look up; captions are read only until one has.
+
+    Raises:
+        InputError: none of the corpus rows [n] repeats an eligible word.
+    """
+    for start in range(0, len(rows), _SCAN_ROWS):
+        ids = tokenize(captions.texts(rows[start : start + _SCAN_ROWS]))
+        if len(lookup_targets(ids, vocabulary).row):
+            return
+    raise InputError(
+        f"loss.lookup_weight: none of {len(rows)} training captions repeats an eligible word (three letters or more, "
+        "no function word), so there is nothing to look up (`captionbert probe coverage` counts them): train on "
+        "longer captions, e.g. several of one image joined, or set loss.lookup_weight=0"
+    )
+
+
 class Loader:
     """Loads the batch of any step.
 
@@ -115,6 +146,7 @@ class Loader:
         captions, targets, tokenize: the sources.
         rows: corpus row of each training position, int64.
         plan: the order; share: this process's part of a global batch.
+        vocabulary: also find repeated words and their records, for the lookup loss; None does not.
     """
 
     def __init__(
@@ -125,7 +157,9 @@ class Loader:
         rows: np.ndarray,
         plan: Plan,
         share: slice,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
+        self.vocabulary = vocabulary
         self.captions, self.targets, self.tokenize = captions, targets, tokenize
         self.rows, self.plan, self.share = rows, plan, share
         self.groups = np.asarray(captions.groups)
@@ -139,11 +173,13 @@ class Loader:
             raise InputError(
                 f"step {step}: the target of caption {bad} is not finite; build the targets again"
             )
+        ids = self.tokenize(self.captions.texts(rows[self.share]))
         return StepBatch(
-            ids=self.tokenize(self.captions.texts(rows[self.share])),
+            ids=ids,
             own=torch.arange(len(rows))[self.share],
             targets=torch.from_numpy(np.ascontiguousarray(targets, dtype=np.float32)),
             groups=torch.from_numpy(self.groups[rows]),
+            lookups=lookup_targets(ids, self.vocabulary) if self.vocabulary else None,
         )
 
     def ahead(self, first: int, stop: int) -> Iterator[StepBatch]:

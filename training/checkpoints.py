@@ -124,6 +124,11 @@ def load_model_tensors(folder: Path, model: nn.Module) -> None:
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(saved[name])
+    if hasattr(model, "check_position_identity"):
+        try:
+            model.check_position_identity()
+        except ValueError as error:
+            raise InputError(f"{file}: {error}") from None
 
 
 def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -10,8 +10,6 @@ and lines past the checkpoint that a run resumes from are dropped.
 Legend: n rows, E width of a vector.
 """
 
-import gzip
-import io
 import json
 import os
 from collections.abc import Callable
@@ -23,19 +21,12 @@ import numpy as np
 
 from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.files import publish_file, write_json
+from captionbert.probes.dev_pairs import pair_spearman
 from captionbert.probes.geometry import geometry, target_cosine
+from captionbert.probes.word_records import LookupTargets
 
 METRICS_KIND = "training-metrics"
 _LEAST_ROWS = 8  # fewer rows have no meaningful spectrum
-
-
-@dataclass(frozen=True)
-class DevPairs:
-    """Sentence pairs with a similarity score each, only ever measured, never trained on."""
-
-    first: list[str]
-    second: list[str]
-    scores: np.ndarray  # [n]
 
 
 @dataclass(frozen=True)
@@ -46,34 +37,7 @@ class Validation:
     targets: np.ndarray
     pair_ids: list[list[int]]  # first sentences, then second sentences
     scores: np.ndarray | None
-
-
-def read_dev_pairs(path: str | Path) -> DevPairs:
-    """Pairs from JSONL (gz allowed) with sentence1, sentence2, score.
-
-    Raises:
-        InputError: the file is missing, or a line is not such an object; the line is named.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"gauges.dev_pairs {path}: no such file")
-    first, second, scores = [], [], []
-    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    with io.StringIO(content.decode("utf-8")) as stream:
-        for number, line in enumerate(stream, 1):
-            try:
-                row = json.loads(line)
-                first.append(str(row["sentence1"]))
-                second.append(str(row["sentence2"]))
-                scores.append(float(row["score"]))
-            except (ValueError, KeyError, TypeError) as error:
-                raise InputError(
-                    f"{path}, line {number}: expected an object with sentence1, sentence2 and score "
-                    f"({error!r})"
-                ) from None
-    if len(scores) < 2:
-        raise InputError(f"{path}: {len(scores)} pairs; a rank correlation needs at least 2")
-    return DevPairs(first, second, np.asarray(scores))
+    lookups: LookupTargets | None = None  # of `ids`, where a lookup loss is trained
 
 
 def evaluate(
@@ -95,15 +59,6 @@ def evaluate(
     return point
 
 
-def pair_spearman(vectors: np.ndarray, scores: np.ndarray) -> float:
-    """Spearman of cosine with score; `vectors` [2n, E]: all first sentences, then all second."""
-    from scipy.stats import spearmanr
-
-    cosine = (vectors[: len(scores)] * vectors[len(scores) :]).sum(axis=1)
-    value = float(spearmanr(cosine, scores).statistic)
-    return value if np.isfinite(value) else 0.0  # a constant side has no order
-
-
 def best_value(point: dict[str, Any]) -> tuple[str, float]:
     """The gauge that `best` goes by, and its value: dev Spearman if there are pairs, else target cosine."""
     name = "dev_spearman" if "dev_spearman" in point else "target_cosine"
@@ -118,6 +73,9 @@ def describe(point: dict[str, Any]) -> str:
         line += f", effective rank {g['effective_rank']:.1f} (CV {g['cv']:.3f}, random {g['cv_random']:.3f})"
     if "dev_spearman" in point:
         line += f", dev Spearman {point['dev_spearman']:.4f}"
+    if "lookup" in point:
+        lookup = point["lookup"]
+        line += f", lookup {lookup['top_one']:.1%} of {lookup['queries']} (probability {lookup['probability']:.3f})"
     return line
 
 

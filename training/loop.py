@@ -19,8 +19,9 @@ import torch.distributed as dist
 from tqdm.auto import tqdm
 
 from captionbert.artifacts.progress import progress
+from captionbert.probes.word_records import LookupTargets
 from captionbert.training import checkpoints
-from captionbert.training.batches import Loader
+from captionbert.training.batches import Loader, lookups_of
 from captionbert.training.checkpoints import TrainingState
 from captionbert.training.gauges import MetricsFiles, Validation, best_value, describe, evaluate
 from captionbert.training.order import Plan, cut_by_tokens, step_seed
@@ -117,6 +118,26 @@ def embed_ids(session: Session, ids: list[list[int]]) -> np.ndarray:
     return vectors
 
 
+def read_lookups(session: Session, ids: list[list[int]], lookups: LookupTargets) -> dict[str, Any]:
+    """How the designated head reads the records of texts given as ids: top-one share and mean probability."""
+    settings, device = session.step_settings, session.device
+    lengths = np.asarray([len(row) for row in ids])
+    hits = probability = 0.0
+    session.model.eval()
+    with torch.no_grad(), precision_context(device.type, settings.precision):
+        for part in cut_by_tokens(lengths, settings.micro_batch_tokens, padded=settings.padded):
+            rows, positions, records = (
+                torch.from_numpy(x).to(device) for x in lookups_of(lookups, part, len(ids))
+            )
+            if len(rows):
+                _, log_probs = session.encode([ids[i] for i in part], (rows, positions))
+                hits += float((log_probs[0].argmax(dim=1) == records).sum())
+                probability += float(log_probs[0].gather(1, records[:, None]).exp().double().sum())
+    session.model.train()
+    count = len(lookups.row)
+    return {"queries": count, "top_one": hits / max(1, count), "probability": probability / max(1, count)}
+
+
 def train(session: Session, stop_after: int | None = None) -> Path | None:
     """Run to the last step, or to `stop_after` without changing the schedule (for tests and benchmarks).
 
@@ -211,6 +232,7 @@ def _update(session: Session, batch: Any, clock: _Clock, bar: Any) -> None:
         "loss": loss.total,
         "info_nce": loss.contrast,
         "mse": loss.mse,
+        **({"lookup": loss.lookup} if batch.lookups is not None else {}),
         "learning_rate": rate,
         "gradient_norm": norm if np.isfinite(norm) else None,
         "loss_scale": scale.value,
@@ -234,6 +256,8 @@ def _evaluate(session: Session) -> None:
     if not session.is_main or not due or measured:
         return
     point = evaluate(lambda ids: embed_ids(session, ids), session.validation, state.step)
+    if session.validation.lookups is not None:
+        point["lookup"] = read_lookups(session, session.validation.ids, session.validation.lookups)
     state.curve.append(point)
     name, value = best_value(point)
     if state.best is None or value > state.best["value"]:
@@ -244,7 +268,9 @@ def _evaluate(session: Session) -> None:
     tqdm.write(describe(point))
     if session.log_scalars:
         flat = {
-            k: float(v) for k, v in (point | point.get("geometry", {})).items() if isinstance(v, int | float)
+            k: float(v)
+            for k, v in (point | point.get("geometry", {}) | point.get("lookup", {})).items()
+            if isinstance(v, int | float)
         }
         session.log_scalars(
             {f"gauges/{k}": v for k, v in flat.items() if k not in ("step", "rows", "width")}, state.step

@@ -124,6 +124,16 @@ def symmetric_rows(student: Tensor, target: Tensor, groups: Tensor, temperature:
     return 0.5 * (there + back)
 
 
+def lookup_rows(log_probs: Tensor, records: Tensor) -> Tensor:
+    """Missing attention to the record, fp32 [Q]: the negative log-probability of its place.
+
+    Args:
+        log_probs: of the designated head over the keys of each query's caption, fp32 [Q, T].
+        records: place of each query's record, [Q].
+    """
+    return -log_probs.gather(1, records[:, None])[:, 0]
+
+
 def mse_rows(student: Tensor, target: Tensor) -> Tensor:
     """Mean squared difference per coordinate, fp32 [b], of unit vectors [b, E]; between 0 and 4 / E."""
     return (student.float() - target.float()).square().mean(dim=1)

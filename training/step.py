@@ -18,6 +18,7 @@ Legend: B rows of the global batch, b of this process, m of a micro-batch, E wid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,10 +26,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from captionbert.artifacts.errors import InputError
-from captionbert.training.batches import StepBatch
+from captionbert.training.batches import StepBatch, lookups_of
 from captionbert.training.losses import (
     View,
     check_temperature,
+    lookup_rows,
     mse_rows,
     one_way_rows,
     refuse_shared_forward,
@@ -37,8 +39,9 @@ from captionbert.training.losses import (
 )
 from captionbert.training.order import cut_by_tokens
 
-# Token ids of m captions, longest first, to unit vectors [m, E] with their graph.
-Encode = Callable[[list[list[int]]], Tensor]
+# Token ids of m captions, longest first, to unit vectors [m, E] with their graph. With a second argument, lookup
+# queries (caption [Q], position [Q]), to the vectors and the designated head's log-probabilities [1, Q, T].
+Encode = Callable[..., Any]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _GROWTH_STEPS = 2000
 MAX_SKIPS = 20
@@ -78,6 +81,7 @@ class StepSettings:
     micro_batch_tokens: int
     padded: bool
     targets_digest: str = "unnamed"
+    lookup_weight: float = 0.0
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
@@ -85,10 +89,11 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class StepLoss:
-    """Means over the global batch: InfoNCE, MSE per coordinate, and their weighted sum."""
+    """Means over the global batch: InfoNCE, MSE per coordinate, lookup, and their weighted sum."""
 
     contrast: float
     mse: float
+    lookup: float
     total: float
 
 
@@ -115,79 +120,108 @@ def backward_gradients(
         parts: rows of each micro-batch, longest first; None cuts at the settings' token budget.
 
     Returns:
-        [2] fp64: this process's part of the mean InfoNCE and the mean MSE (they sum over processes to the
-        mean).
+        [3] fp64: this process's part of the mean InfoNCE, MSE and lookup loss (they sum over processes to the means).
     """
     if parts is None:
         parts = cut_by_tokens(batch.lengths, settings.micro_batch_tokens, padded=settings.padded)
     targets = stored_targets(batch.targets.to(device), settings.targets_digest)
-    run = _symmetric if settings.symmetric else _one_way
-    return run(encode, batch, parts, targets, settings, f"student step {step}", scale)
+    queries = _queries(batch, device)
+    work = _Pass(encode, batch, parts, targets, settings, f"student step {step}", scale, queries)
+    return _symmetric(work) if settings.symmetric else _one_way(work)
 
 
-def _rows(batch: StepBatch, part: np.ndarray) -> list[list[int]]:
-    return [batch.ids[i] for i in part]
+@dataclass(frozen=True)
+class _Pass:
+    """One batch on its way through the student, piece by piece."""
+
+    encode: Encode
+    batch: StepBatch
+    parts: list[np.ndarray]
+    targets: View
+    settings: StepSettings
+    origin: str
+    scale: float
+    queries: int  # eligible lookup queries of the global batch
+
+    @property
+    def device(self) -> torch.device:
+        return self.targets.vectors.device
+
+    def forward(self, part: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Vectors [m, E] of a micro-batch and its share of the mean lookup loss, both with their graph."""
+        ids = [self.batch.ids[i] for i in part]
+        if self.batch.lookups is None:
+            return self.encode(ids), torch.zeros((), device=self.device)
+        found = lookups_of(self.batch.lookups, part, len(self.batch.ids))
+        rows, positions, records = (torch.from_numpy(x).to(self.device) for x in found)
+        if not len(rows):
+            return self.encode(ids), torch.zeros((), device=self.device)
+        vectors, log_probs = self.encode(ids, (rows, positions))  # [m, E], [1, Q, T]
+        return vectors, lookup_rows(log_probs[0], records).sum() / self.queries
+
+    def sentence_loss(self, contrast: Tensor, mse: Tensor) -> Tensor:
+        return contrast + self.settings.mse_weight * mse
+
+    @property
+    def lookup_scale(self) -> float:
+        return self.settings.lookup_weight * self.scale
 
 
-def _one_way(
-    encode: Encode,
-    batch: StepBatch,
-    parts: list[np.ndarray],
-    targets: View,
-    settings: StepSettings,
-    origin: str,
-    scale: float,
-) -> Tensor:
-    device = targets.vectors.device
+def _one_way(work: _Pass) -> Tensor:
+    batch, device = work.batch, work.device
     groups, total = batch.groups.to(device), len(batch.groups)
-    sums = torch.zeros(2, dtype=torch.float64)
-    with precision_context(device.type, settings.precision):
-        for part in parts:
-            vectors = encode(_rows(batch, part))  # [m, E]
+    sums = torch.zeros(3, dtype=torch.float64)
+    with precision_context(device.type, work.settings.precision):
+        for part in work.parts:
+            vectors, lookup = work.forward(part)
             own = batch.own[torch.from_numpy(part)].to(device)  # [m]
-            refuse_shared_forward(View(vectors, origin), targets)
+            refuse_shared_forward(View(vectors, work.origin), work.targets)
             # Disabled inside, not left: leaving the context would drop the weights that were already cast.
             with torch.autocast(device.type, enabled=False):
-                contrast = one_way_rows(vectors, targets.vectors, own, groups, settings.temperature).sum()
-                mse = mse_rows(vectors, targets.vectors[own]).sum()
-                ((contrast + settings.mse_weight * mse) * (scale / total)).backward()
-            sums += torch.stack((contrast.detach(), mse.detach())).double().cpu()
-    return sums / total
+                target = work.targets.vectors
+                contrast = one_way_rows(vectors, target, own, groups, work.settings.temperature).sum() / total
+                mse = mse_rows(vectors, target[own]).sum() / total
+                (work.sentence_loss(contrast, mse) * work.scale + lookup * work.lookup_scale).backward()
+            sums += torch.stack((contrast.detach(), mse.detach(), lookup.detach())).double().cpu()
+    return sums
 
 
-def _symmetric(
-    encode: Encode,
-    batch: StepBatch,
-    parts: list[np.ndarray],
-    targets: View,
-    settings: StepSettings,
-    origin: str,
-    scale: float,
-) -> Tensor:
-    device = targets.vectors.device
-    keep_graph = len(parts) == 1  # one micro-batch: its graph fits, so it need not be run twice
-    mine = torch.empty(len(batch.ids), targets.vectors.shape[1], device=device)  # [b, E]
-    graphs: list[Tensor] = []
-    with torch.set_grad_enabled(keep_graph), precision_context(device.type, settings.precision):
-        for part in parts:
-            vectors = encode(_rows(batch, part))  # [m, E]
-            mine[torch.from_numpy(part).to(device)] = vectors.detach()
-            graphs.append(vectors)
+def _symmetric(work: _Pass) -> Tensor:
+    batch, device, target = work.batch, work.device, work.targets.vectors
+    keep_graph = len(work.parts) == 1  # one micro-batch: its graph fits, so it need not be run twice
+    mine = torch.empty(len(batch.ids), target.shape[1], device=device)  # [b, E]
+    graphs: list[tuple[Tensor, Tensor]] = []
+    with torch.set_grad_enabled(keep_graph), precision_context(device.type, work.settings.precision):
+        for part in work.parts:
+            graphs.append(work.forward(part))
+            mine[torch.from_numpy(part).to(device)] = graphs[-1][0].detach()
     everyone = gather_rows(mine).requires_grad_()  # [B, E]
-    refuse_shared_forward(View(everyone, origin), targets)
-    contrast = symmetric_rows(everyone, targets.vectors, batch.groups.to(device), settings.temperature).mean()
-    mse = mse_rows(everyone, targets.vectors).mean()
-    ((contrast + settings.mse_weight * mse) * scale).backward()
+    refuse_shared_forward(View(everyone, work.origin), work.targets)
+    contrast = symmetric_rows(everyone, target, batch.groups.to(device), work.settings.temperature).mean()
+    mse = mse_rows(everyone, target).mean()
+    (work.sentence_loss(contrast, mse) * work.scale).backward()
     assert everyone.grad is not None
     gradient = everyone.grad[batch.own.to(device)]  # [b, E]
     # A new context: some versions of torch would reuse casts made without a graph where one is needed.
-    with precision_context(device.type, settings.precision):
-        for part, kept in zip(parts, graphs):
-            vectors = kept if keep_graph else encode(_rows(batch, part))  # [m, E]
+    with precision_context(device.type, work.settings.precision):
+        for part, kept in zip(work.parts, graphs):
+            vectors, lookup = kept if keep_graph else work.forward(part)  # [m, E]
             with torch.autocast(device.type, enabled=False):
-                vectors.backward(gradient[torch.from_numpy(part).to(device)])
-    share = len(batch.ids) / len(everyone)  # every process has computed the whole mean
-    return torch.stack((contrast.detach(), mse.detach())).double().cpu() * share
+                pulled = (vectors * gradient[torch.from_numpy(part).to(device)]).sum()
+                (pulled + lookup * work.lookup_scale).backward()
+    share = len(batch.ids) / len(everyone)  # every process has computed the whole mean of these two
+    lookups = torch.stack([lookup.detach() for _, lookup in graphs]).sum()
+    return torch.stack((contrast.detach() * share, mse.detach() * share, lookups)).double().cpu()
+
+
+def _queries(batch: StepBatch, device: torch.device) -> int:
+    """Eligible lookup queries of the global batch, at least 1."""
+    if batch.lookups is None:
+        return 1
+    count = torch.tensor(len(batch.lookups.row), device=device)
+    if processes() > 1:
+        dist.all_reduce(count)
+    return max(1, int(count))
 
 
 def processes() -> int:
@@ -205,9 +239,7 @@ def gather_rows(mine: Tensor) -> Tensor:
 
 
 def sum_over_processes(parameters: list[nn.Parameter], sums: Tensor) -> Tensor:
-    """Sum gradients and the two loss parts over processes, in one all-reduce. Returns the summed loss parts
-    [2].
-    """
+    """Sum gradients and the three loss parts over processes, in one all-reduce. Returns the summed parts [3]."""
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -263,7 +295,7 @@ def take_step(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.zero_grad(set_to_none=True)
     sums = backward_gradients(encode, batch, settings, device=device, step=step, scale=loss_scale.value)
-    contrast, mse = sum_over_processes(parameters, sums).tolist()
+    contrast, mse, lookup = sum_over_processes(parameters, sums).tolist()
     norm = clip_and_unscale(parameters, settings.clip, loss_scale.value)
     finite = bool(np.isfinite(norm))
     if finite:
@@ -282,4 +314,5 @@ def take_step(
             f"{scale.value:g}; "
             "use compute.precision=bf16 or fp32, or lower schedule.learning_rate"
         )
-    return StepLoss(contrast, mse, contrast + settings.mse_weight * mse), norm, scale
+    total = contrast + settings.mse_weight * mse + settings.lookup_weight * lookup
+    return StepLoss(contrast, mse, lookup, total), norm, scale

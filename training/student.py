@@ -7,10 +7,12 @@ import torch
 from safetensors import safe_open
 
 from captionbert.artifacts.errors import InputError
-from captionbert.configuration_captionbert import CaptionBertConfig
+from captionbert.configuration_captionbert import PRESETS, CaptionBertConfig, write_bitmap
 from captionbert.consensus.packaged import packaged_folder
-from captionbert.modeling_captionbert import CaptionBertModel
+from captionbert.encoding_captionbert import batch_vectors
+from captionbert.modeling_captionbert import CaptionBertModel, PointerQueries
 from captionbert.recipes import Recipe
+from captionbert.training.step import Encode
 
 
 def student_config(recipe: Recipe, tokenizer: Any, width: int) -> CaptionBertConfig:
@@ -21,6 +23,8 @@ def student_config(recipe: Recipe, tokenizer: Any, width: int) -> CaptionBertCon
             positions.
     """
     fields: dict[str, Any] = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    if PRESETS.get(recipe.model.preset, {}).get("position_type") == "structured":
+        fields |= vocabulary_fields(tokenizer, recipe.model.boundary_tokens)
     fields |= recipe.model.overrides
     if fields.setdefault("projection_dim", width) != width:
         raise InputError(
@@ -42,7 +46,44 @@ def student_config(recipe: Recipe, tokenizer: Any, width: int) -> CaptionBertCon
             f"2..{config.max_position_embeddings}, the "
             "positions of this model"
         )
+    if recipe.loss.lookup_weight and config.position_type != "structured":
+        raise InputError(
+            f"loss.lookup_weight is {recipe.loss.lookup_weight}, but {recipe.model.preset} has no designated head; "
+            "use a structured preset, or set it to 0"
+        )
     return config
+
+
+def pointing_encode(model: CaptionBertModel) -> Encode:
+    """What a training step runs: ids of captions to vectors, and with lookup queries to log-probabilities as well."""
+
+    def encode(ids: list[list[int]], queries: tuple[torch.Tensor, torch.Tensor] | None = None) -> Any:
+        return batch_vectors(model, ids, None if queries is None else PointerQueries(*queries))
+
+    return encode
+
+
+def vocabulary_fields(tokenizer: Any, boundary_tokens: list[str]) -> dict[str, Any]:
+    """What structured positions must know of a tokenizer: its boundary and special tokens and `##` pieces.
+
+    Raises:
+        InputError: a boundary token is not in the vocabulary.
+    """
+    vocabulary = tokenizer.get_vocab()
+    for token in boundary_tokens:
+        if token not in vocabulary:
+            raise InputError(
+                f"model.boundary_tokens: {token!r} is not in the tokenizer's vocabulary, so it would never end a "
+                "segment; take it out, or name a token of the vocabulary"
+            )
+    continuation = [False] * len(tokenizer)
+    for token, number in vocabulary.items():
+        continuation[number] = token.startswith("##")
+    return {
+        "boundary_token_ids": sorted(vocabulary[token] for token in boundary_tokens),
+        "special_token_ids": sorted(tokenizer.all_special_ids),
+        "continuation_bitmap": write_bitmap(continuation),
+    }
 
 
 def build_student(recipe: Recipe, config: CaptionBertConfig) -> CaptionBertModel:
