@@ -43,18 +43,21 @@ from .rotary_captionbert import (
 
 
 def _fused_linear() -> Any:
-    """oneDNN's linear layer, bias and activation applied to each tile as it is made; None where it has no bf16 form."""
+    """oneDNN's linear layer, bias and activation or sum applied to each tile as it is made; None without one."""
     operators = torch.ops.mkldnn
     if not torch.backends.mkldnn.is_available() or not hasattr(operators, "_linear_pointwise"):
         return None
-    if "binary" not in operators._linear_pointwise.overloads():
-        return None
-    # The call itself does not ask, and fails on processors without the instructions; plain layers do ask.
-    supported = getattr(operators, "_is_mkldnn_bf16_supported", None)
-    return operators._linear_pointwise if supported is not None and supported() else None
+    return operators._linear_pointwise if "binary" in operators._linear_pointwise.overloads() else None
+
+
+def _computes_bf16() -> bool:
+    # The fused call itself does not ask, and fails on processors without the instructions; plain layers do ask.
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return supported is not None and supported()
 
 
 _FUSED_LINEAR = _fused_linear()
+_FUSES_BF16 = _FUSED_LINEAR is not None and _computes_bf16()
 SHORT_ROW = 128  # tokens up to which plain attention serves a packed row with a graph
 LONG_ROW = 256  # tokens from which the fused bf16 kernel gains more from contiguous rows than the copies cost
 # Token states [B, T, D], attention weights [B, H, T, T] if any, log-probabilities [Q, T] of each pointer head.
@@ -108,9 +111,8 @@ class _Pointers(NamedTuple):
 
     def _read_head(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         width = query.shape[-1]
-        with torch.autocast(
-            query.device.type, enabled=False
-        ):  # scores and mask must not overflow in half precision
+        # In fp32 at any precision: scores and mask must not overflow.
+        with torch.autocast(query.device.type, enabled=False):
             asked = query.index_select(0, self.queries).float()  # [Q, C]
             own = key.index_select(0, self.keys.flatten()).float().unflatten(0, self.keys.shape)  # [R, T, C]
             # One product a caption: its queries are brought together, so that no key is copied once a query.
@@ -256,16 +258,25 @@ def _affine(
 ) -> torch.Tensor:
     """[..., in] -> [..., out]: a linear layer, then exact GELU if asked for, or `residual` [..., out] added.
 
-    One pass for bf16 inference on a CPU.
+    One pass where `_fuses`.
     """
-    bf16 = x.dtype == weight.dtype == torch.bfloat16 and x.device.type == "cpu"
-    traced = torch.is_grad_enabled() or torch.compiler.is_compiling()
-    if bf16 and not traced and _FUSED_LINEAR is not None and getattr(torch.backends.mkldnn, "enabled", True):
+    if _fuses(x, weight, gelu):
         if residual is not None and residual.dtype == x.dtype:
             return _FUSED_LINEAR.binary(x, residual, weight, bias, "add")
         y = _FUSED_LINEAR(x, weight, bias, *(("gelu", [], "none") if gelu else ("none", [], "")))
         return y if residual is None else residual + y
     return _finish(F.linear(x, weight, bias), gelu, residual)
+
+
+def _fuses(x: torch.Tensor, weight: torch.Tensor, gelu: bool) -> bool:
+    """Whether the fused linear layer is there and faster: without a graph, always in bf16, for GELU alone in fp32."""
+    if _FUSED_LINEAR is None or x.device.type != "cpu" or x.dtype != weight.dtype:
+        return False
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    if not getattr(torch.backends.mkldnn, "enabled", True):
+        return False
+    return (_FUSES_BF16 and x.dtype == torch.bfloat16) or (gelu and x.dtype == torch.float32)
 
 
 def _finish(y: torch.Tensor, gelu: bool, residual: torch.Tensor | None) -> torch.Tensor:
@@ -484,6 +495,7 @@ class CaptionBertModel(PreTrainedModel):
         self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.pooling = CaptionBertPooling(config)
         self.projection = CaptionBertProjection(config)
+        self.position_identity: torch.Tensor
         if config.position_type == "structured":
             # In the checkpoint, so that weights are never read with other angles than they were trained with.
             self.register_buffer("position_identity", torch.empty(1, dtype=torch.int64))
@@ -566,14 +578,17 @@ class CaptionBertModel(PreTrainedModel):
 
         Raises:
             ValueError: both or neither of ids and embeddings, embeddings where positions are structured, an id outside
-                the vocabulary, a row longer than max_position_embeddings, left padding where positions are learned,
-                pooling is "cls" or a binding is strict, or a pointer query outside its caption.
+                the vocabulary, a position outside the model's, a row longer than max_position_embeddings, left padding
+                where positions are learned, pooling is "cls" or a binding is strict, or a pointer query outside its
+                caption.
         """
         embedded = self._embed_tokens(input_ids, inputs_embeds)  # [B, T, D]
         self._check_length(embedded.shape[1])
         visible = self._visibility(input_ids, embedded, attention_mask, position_ids is not None)  # [B, T]
         if position_ids is None:
             position_ids = torch.arange(embedded.shape[1], device=embedded.device)[None]  # [1, T]
+        else:
+            self._check_positions(position_ids)
         positions, digits = self._places(input_ids, visible, position_ids)
         pointers = None
         if pointer_queries is not None:
@@ -675,6 +690,16 @@ class CaptionBertModel(PreTrainedModel):
                 f"max_length={self.config.max_position_embeddings})"
             )
 
+    def _check_positions(self, position_ids: torch.Tensor) -> None:
+        if torch.compiler.is_compiling() or not position_ids.numel():
+            return
+        low, high = (int(x) for x in position_ids.aminmax())
+        if low < 0 or high >= self.config.max_position_embeddings:
+            raise ValueError(
+                f"position id {high if low >= 0 else low} is outside 0..{self.config.max_position_embeddings - 1}, the "
+                "positions of this model"
+            )
+
     def _visibility(
         self,
         input_ids: torch.Tensor | None,
@@ -764,7 +789,8 @@ class CaptionBertModel(PreTrainedModel):
         return Positions(turns, torch.where(bound[..., None], keys, turns), records), digits
 
     def _pointers(self, queries: PointerQueries, places: torch.Tensor, visible: torch.Tensor) -> _Pointers:
-        """Queries sorted out by caption. places, visible: [B, T]."""
+        """Queries, a plain tuple serves, sorted out by caption. places, visible: [B, T]."""
+        queries = PointerQueries(*queries)
         heads = queries.heads
         if heads is None:
             if self.config.lookup_layer is None:
@@ -806,7 +832,8 @@ class CaptionBertModel(PreTrainedModel):
         pointers: _Pointers | None,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None, tuple[torch.Tensor, ...], torch.Tensor | None]:
         """The trunk from the embedding output: normalised token states, states on the way, weights, pointers."""
-        all_states, all_weights, found = [hidden], [], {}
+        found: dict[tuple[int, int], torch.Tensor] = {}
+        all_states, all_weights = [hidden], []
         for number, layer in enumerate(self.layers, start=1):
             hidden, weights, read = layer(hidden, attend, positions, pointers)
             if pointers is not None:

@@ -95,7 +95,8 @@ def _check_out(out: Path, source: Source) -> None:
 def _save_model(config: CaptionBertConfig, tensors: dict[str, Any], out: Path) -> None:
     CaptionBertConfig.register_for_auto_class()
     CaptionBertModel.register_for_auto_class("AutoModel")
-    model = CaptionBertModel(config).to(model_dtype(tensors))
+    model: Any = CaptionBertModel(config)
+    model.to(model_dtype(tensors))
     model.load_state_dict(tensors, strict=True)
     try:
         model.check_position_identity()

@@ -38,7 +38,7 @@ class Case:
         empty_row: a row that is all padding is put in front.
         send_mask: whether the attention mask is passed; without it the model derives it from the padding id.
         attention: the attention implementation.
-        outputs: extra outputs, of "hidden_states" and "attentions".
+        outputs: extra outputs, of "hidden_states", "attentions" and "pointers" (log-probabilities of every token).
         through: "forward", or "encode" (the model's own batched encoding of the texts).
         may_refuse: the model may raise, if both sides raise the same.
     """
@@ -92,6 +92,7 @@ def all_cases() -> list[Case]:
         Case("other ids under the padding", mixed, study="content"),
         Case("hidden states", mixed, outputs=("hidden_states",)),
         Case("attention weights", mixed, outputs=("attentions", "hidden_states"), attention="eager"),
+        Case("pointers of every token", mixed, outputs=("pointers",)),
         Case("plain attention, length 512", _long(512), attention="eager"),
         Case("over 512 segments", ((" ".join(["a dog. a cat!"] * 500), 2048),)),
         Case("encode, without padding", (*_natural(8), *_long(63, 7, 300)), through="encode"),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+PADDING_LIMIT = 2e-6  # fp32: the sums of a row have another order where the row is longer
 _INPUTS = ("input_ids", "attention_mask")
 
 
@@ -71,6 +72,16 @@ def movement(outputs: dict[str, torch.Tensor]) -> dict[str, float] | None:
         "sentence_vectors": difference(outputs["pooler_output"], outputs["moved.pooler_output"])[0],
         "token_states": difference(states, moved_states)[0],
     }
+
+
+def padding_problems(moved: dict[str, float]) -> list[str]:
+    """What is wrong with a movement under padding that must not move a vector (fp32, padding on the right)."""
+    if moved["sentence_vectors"] <= PADDING_LIMIT:
+        return []
+    return [
+        f"padding on the right moves a sentence vector by {moved['sentence_vectors']:.1e}, more than "
+        f"{PADDING_LIMIT:g}: hidden tokens are read somewhere"
+    ]
 
 
 def compare_hellos(reference: dict[str, Any], export: dict[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from captionbert.artifacts.progress import progress
 from captionbert.export.folder import REMOTE_FILES, verify_export
 from captionbert.export.source import Source, read_source
 from captionbert.parity.cases import DTYPES, PROFILES, Case, choose
-from captionbert.parity.compare import compare_files, compare_hellos
+from captionbert.parity.compare import compare_files, compare_hellos, padding_problems
 from captionbert.parity.memory import measure_memory
 from captionbert.parity.process import WORKER, Process, worker_environment
 
@@ -155,6 +155,8 @@ class _Bench:
             return read_json(place, kind="captionbert-parity-case")
         row = {"kind": "captionbert-parity-case", "name": case.name, "dtype": dtype, "tokens": case.tokens}
         row |= self._ask_both(case, reference, export)
+        if case.study == "right" and dtype == "fp32" and "movement" in row:
+            row["problems"] += padding_problems(row["movement"])
         if place is not None:
             write_json(place, row)
         return row

@@ -177,6 +177,7 @@ class Worker:
             attention_mask=mask if case["send_mask"] else None,
             output_hidden_states="hidden_states" in case["outputs"],
             output_attentions="attentions" in case["outputs"],
+            pointer_queries=self._every_token(mask) if "pointers" in case["outputs"] else None,
         )
         tensors = {
             "input_ids": ids,
@@ -184,9 +185,20 @@ class Worker:
             "last_hidden_state": output.last_hidden_state,
             "pooler_output": output.pooler_output,
         }
-        for name in case["outputs"]:
+        if "pointers" in case["outputs"]:
+            tensors["pointer_log_probs"] = output.pointer_log_probs
+        for name in set(case["outputs"]) - {"pointers"}:
             tensors |= {f"{name}.{i:02d}": value for i, value in enumerate(output[name])}
         return {prefix + key: value for key, value in tensors.items()}
+
+    def _every_token(self, mask: Any) -> tuple[Any, Any, tuple[tuple[int, int], ...]]:
+        """Pointer queries of all visible tokens: the designated head, if any, and one at each end of the model."""
+        config = self.model.config
+        heads = [(1, 0), (config.num_hidden_layers, config.num_attention_heads - 1)]
+        if getattr(config, "lookup_layer", None) is not None:
+            heads.insert(0, (config.lookup_layer, config.lookup_head))
+        rows, positions = mask.bool().nonzero(as_tuple=True)
+        return rows, positions, tuple(dict.fromkeys(heads))
 
 
 def main() -> None:

@@ -63,6 +63,13 @@ def test_vectors_are_unit_fp32_and_do_not_depend_on_batch_mates_or_padding(
     assert float((output.pooler_output[0] - output.pooler_output[1]).abs().max()) > 1e-2
 
 
+@pytest.mark.parametrize("position", [-1, 128])
+def test_positions_past_the_model_are_refused(tiny_model, position: int) -> None:
+    ids = torch.tensor([[2, 9, 3]])
+    with pytest.raises(ValueError, match=rf"position id {position} is outside 0\.\.127"):
+        tiny_model(ids, position_ids=torch.tensor([[0, 1, position]]))
+
+
 def test_attention_looks_both_ways(tiny_config: CaptionBertConfig) -> None:
     # Without a mask the library's sdpa attends causally unless the module says otherwise.
     for implementation in ("sdpa", "eager"):

@@ -15,7 +15,7 @@ from captionbert.configuration_captionbert import CaptionBertConfig
 from captionbert.export.folder import RECORD, export_checkpoint, identity_files
 from captionbert.modeling_captionbert import CaptionBertModel
 from captionbert.parity.cases import LENGTHS, all_cases, choose
-from captionbert.parity.compare import compare_files, compare_hellos, difference, movement
+from captionbert.parity.compare import compare_files, compare_hellos, difference, movement, padding_problems
 from captionbert.parity.memory import _largest_results, measure_lengths, verdict
 from captionbert.parity.process import Process, WorkerDied
 from captionbert.parity.report import render
@@ -79,6 +79,32 @@ def test_difference_is_zero_and_a_killed_run_continues(
     assert moved["padding added on the left"]["sentence_vectors"] < 1e-5
     assert json.loads(report_file.read_text()) == report
     assert "PASSED: maximum difference 0" in render(report)
+
+
+def test_structured_positions_are_reproduced(
+    tmp_path: Path, tiny_tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 64}
+    config = CaptionBertConfig.from_preset(
+        "whole-key-lookup-mini", **sizes, projection_dim=24, max_position_embeddings=2048
+    )
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", config, tiny_tokenizer_dir)
+    wanted = (
+        "pointers of every token",
+        "padding added on the right",
+        "padding added on the left",
+        "over 512 segments",
+    )
+    chosen = [case for case in all_cases() if case.name in wanted]
+    monkeypatch.setattr("captionbert.parity.run.choose", lambda profile, dtype, limit: (chosen, []))
+    report = run_parity(checkpoint, export_checkpoint(checkpoint, tmp_path / "out"), memory=False)
+    assert report["passed"], report["problems"]
+    assert [(row["dtype"], row["name"]) for row in report["cases"]] == [
+        (dtype, case.name) for dtype in ("fp32", "bf16", "fp16") for case in chosen
+    ]
+    moved = {row["name"]: row["movement"]["sentence_vectors"] for row in report["cases"] if "movement" in row}
+    assert set(moved) == {"padding added on the right", "padding added on the left"}
+    assert moved["padding added on the left"] > 1e-5  # key phases are no distances: reported, not refused
 
 
 def test_planted_code_and_weights_are_found(
@@ -211,6 +237,12 @@ def test_movement_compares_visible_tokens_only(tmp_path: Path) -> None:
     }
     assert movement(plain) is None
     assert movement(plain | moved) == {"sentence_vectors": 0.25, "token_states": 0.0}
+
+
+def test_padding_on_the_right_must_move_nothing() -> None:
+    assert padding_problems({"sentence_vectors": 2e-6}) == []
+    (problem,) = padding_problems({"sentence_vectors": 1e-4})
+    assert "padding on the right moves a sentence vector by 1.0e-04, more than 2e-06" in problem
 
 
 def test_compare_hellos() -> None:

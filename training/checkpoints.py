@@ -108,11 +108,11 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     return tensors
 
 
-def load_model_tensors(folder: Path, model: nn.Module) -> None:
+def load_model_tensors(folder: Path, model: Any) -> None:
     """Copy model/model.safetensors of a checkpoint into `model`, which must have exactly its tensors.
 
     Raises:
-        InputError: a tensor is missing, extra, of another shape or dtype.
+        InputError: a tensor is missing, extra, of another shape or dtype, or was trained with other positions.
     """
     file = folder / "model" / "model.safetensors"
     saved, own = load_file(file), model.state_dict()
