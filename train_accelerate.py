@@ -37,22 +37,15 @@ from captionbert.artifacts.files import (
     write_json,
 )
 from captionbert.configuration_captionbert import CaptionBertConfig
-from captionbert.consensus.captions import open_corpus
+from captionbert.consensus.captions import Corpus, open_corpus
 from captionbert.consensus.packaged import resolve_tokenizer
-from captionbert.consensus.targets import open_targets
+from captionbert.consensus.targets import Targets, check_agreement, check_frame, open_targets
 from captionbert.encoding_captionbert import token_ids
 from captionbert.probes.dev_pairs import read_dev_pairs
 from captionbert.probes.word_records import Vocabulary, lookup_targets
 from captionbert.recipes import Recipe, binding, load_recipe, recipe_names, recipe_to_dict
 from captionbert.training import checkpoints, loop
-from captionbert.training.batches import (
-    Captions,
-    Loader,
-    TargetVectors,
-    check_agreement,
-    check_lookups,
-    split_rows,
-)
+from captionbert.training.batches import Loader, check_lookups, split_rows
 from captionbert.training.gauges import METRICS_KIND, Validation, evaluate
 from captionbert.training.identity import (
     check_same_run,
@@ -75,8 +68,8 @@ _NO_LIMIT = 1 << 40
 class Inputs:
     """What a run reads: captions, their targets, and the tokenizer of the student."""
 
-    captions: Captions
-    targets: TargetVectors
+    captions: Corpus
+    targets: Targets
     tokenizer: Any
 
 
@@ -121,7 +114,8 @@ def open_inputs(recipe: Recipe) -> Inputs:
 def run_on(recipe: Recipe, out: str | Path, inputs: Inputs, *, stop_after: int | None = None) -> Path:
     """`run` on inputs that are already open."""
     run_folder = Path(out)
-    check_agreement(inputs.captions, inputs.targets, recipe.data.frame_id)
+    check_agreement(inputs.captions, inputs.targets)
+    check_frame(inputs.targets, recipe.data.frame_id, "that data.frame_id asks for")
     accelerator = _accelerator(recipe, run_folder)
     with ExitStack() as stack:
         if accelerator.is_main_process:
@@ -134,6 +128,20 @@ def run_on(recipe: Recipe, out: str | Path, inputs: Inputs, *, stop_after: int |
         if recipe.gauges.tensorboard:
             accelerator.end_training()
     return result or run_folder / "checkpoints" / "final"
+
+
+def check_rows(recipe: Recipe, captions: Corpus) -> tuple[np.ndarray, np.ndarray]:
+    """Training and held-out rows of a corpus (int64), after asking whether the recipe can train on it.
+
+    Needs the captions alone, so that it can be asked before they are embedded.
+
+    Raises:
+        InputError: nothing is held out, fewer training rows than data.rows or than one batch, or no whole step.
+    """
+    training, held_out = split_rows(captions, recipe.data.rows)
+    steps = _stated_steps(recipe, len(training))
+    Plan(len(training), recipe.schedule.batch_size, recipe.seed, 1 if steps is None else steps)
+    return training, held_out
 
 
 def _accelerator(recipe: Recipe, run_folder: Path) -> Accelerator:
@@ -165,7 +173,7 @@ def prepare(
             damaged, or the recipe does not fit the data or the number of processes.
     """
     config = student_config(recipe, inputs.tokenizer, inputs.targets.width)
-    training, held_out = split_rows(inputs.captions, recipe.data.rows)
+    training, held_out = check_rows(recipe, inputs.captions)
     validation = _validation(recipe, inputs, held_out)
     new = identity_of(recipe, inputs, config, accelerator)
 
@@ -359,10 +367,8 @@ def _resolve_steps(recipe: Recipe, rows: int, build: Callable[[int], loop.Sessio
     step.
     """
     schedule = recipe.schedule
-    if schedule.steps is not None:
-        return schedule.steps
-    if schedule.epochs is not None:
-        return steps_of_epochs(rows, schedule.batch_size, schedule.epochs)
+    if (stated := _stated_steps(recipe, rows)) is not None:
+        return stated
     assert schedule.minutes is not None
     seconds, fixed = calibrate(build(_NO_LIMIT))
     steps = steps_of_minutes(schedule.minutes, seconds, fixed)
@@ -372,6 +378,14 @@ def _resolve_steps(recipe: Recipe, rows: int, build: Callable[[int], loop.Sessio
             file=sys.stderr,
         )
     return steps
+
+
+def _stated_steps(recipe: Recipe, rows: int) -> int | None:
+    """Steps that the schedule says for so many training rows; None where `minutes` leave them to be measured."""
+    schedule = recipe.schedule
+    if schedule.epochs is not None:
+        return steps_of_epochs(rows, schedule.batch_size, schedule.epochs)
+    return schedule.steps
 
 
 def calibrate(session: loop.Session) -> tuple[float, float]:

@@ -83,6 +83,21 @@ def publish_file(path: str | Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def probe_writable(folder: str | Path) -> None:
+    """Create, rename and remove a small file in `folder`, which is made when missing.
+
+    Raises:
+        InputError: that fails (read-only, a file in the way, no space): found before any long work.
+    """
+    probe = Path(folder) / ".probe"
+    try:
+        with publish_file(probe) as temporary:
+            temporary.write_bytes(b"probe")
+        probe.unlink(missing_ok=True)  # another process may probe the same folder
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written ({error}); choose another output folder") from None
+
+
 def write_json(path: str | Path, value: Any) -> None:
     """Write `value` as indented JSON, whole or not at all."""
     with publish_file(path) as temporary:

@@ -162,7 +162,7 @@ def check_ratio(rows: int, width: int, who: str, *, force: bool = False) -> floa
         raise InputError(
             f"{who}: {rows} fit rows for {width} dimensions, N/d = {ratio:.1f}; at least "
             f"{MINIMUM_ROWS_PER_DIMENSION} are needed ({MINIMUM_ROWS_PER_DIMENSION * width} rows) for a map "
-            "that holds out of sample: use more captions, or force it and read the out-of-sample score"
+            "that holds out of sample: use more captions, or force it (--force) and read the out-of-sample score"
         )
     return ratio
 

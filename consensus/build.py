@@ -17,16 +17,19 @@ from typing import Any
 import numpy as np
 
 from captionbert.artifacts.errors import InputError
-from captionbert.artifacts.files import folder_lock, publish_file, read_json, write_json
+from captionbert.artifacts.files import folder_lock, probe_writable, publish_file, read_json, write_json
 from captionbert.consensus.captions import Corpus, open_corpus, prepare_corpus
 from captionbert.consensus.embedding import embed_corpus
 from captionbert.consensus.frames import Frame, fit_frame, open_frame, open_teachers
-from captionbert.consensus.shards import MANIFEST, SHARD_ROWS, ShardSet, is_complete, probe_writable
+from captionbert.consensus.packaged import PACKAGED
+from captionbert.consensus.ratio import RatioGuard
+from captionbert.consensus.shards import MANIFEST, SHARD_ROWS, ShardSet, is_complete
 from captionbert.consensus.specs import TeacherSpec, parse_teacher
 from captionbert.consensus.targets import build_targets, open_targets
 from captionbert.consensus.teachers import Teacher, load_teacher
 from captionbert.probes.geometry import distribution_shift, geometry, length_percentiles
 
+SAMPLE_ROWS = 24_000  # rows the maps are fitted on, unless told otherwise
 LENGTH_SAMPLE = 20_000  # captions whose tokens are counted for the input report
 CONTROL_ROWS = 2048
 REPORT_KIND, CONSENSUS_KIND = "consensus-report", "consensus"
@@ -62,6 +65,18 @@ def _specs(teachers: Sequence[str | Teacher]) -> list[TeacherSpec]:
     return specs
 
 
+def check_held_out(held_out: int) -> None:
+    """Refuse a consensus without held-out captions: no student could be judged on it.
+
+    Raises:
+        InputError: `held_out` is under 1.
+    """
+    if held_out < 1:
+        raise InputError(
+            f"--held-out {held_out}: expected 1 or more captions; training is judged on those it has not seen"
+        )
+
+
 def embed(
     sources: list[str],
     teachers: Sequence[str | Teacher],
@@ -75,6 +90,9 @@ def embed(
     char_cap: int = 65_536,
     shard_rows: int = SHARD_ROWS,
     control: list[str] | None = None,
+    sample_rows: int = SAMPLE_ROWS,
+    force: bool = False,
+    later: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Prepare the corpus and embed it with every teacher; what is already done is kept.
 
@@ -84,15 +102,20 @@ def embed(
         reference: name of the teacher whose coordinates are the frame; None: the first.
         shard_rows: rows of one shard, the work a kill can cost.
         control: sources of other text; up to 2,048 captions of it are embedded for the geometry table.
+        sample_rows, force: of the fit to come (see `fit`), so that too few rows are refused before the embedding.
+        later: words of teachers that a later call will add; here only their widths matter.
 
     Returns:
         The report so far (also in DIR/report.json).
 
     Raises:
-        InputError: see prepare_corpus, load_teacher and embed_corpus.
+        InputError: see check_held_out, prepare_corpus, RatioGuard, load_teacher and embed_corpus.
     """
     out = Path(out)
-    specs = _specs(teachers)
+    check_held_out(held_out)
+    planned = [*teachers, *later]
+    planned_specs = _specs(planned)
+    specs = planned_specs[: len(teachers)]
     reference = reference or specs[0].name
     if reference not in [s.name for s in specs]:
         raise InputError(f"reference {reference!r} is not among the teachers {[s.name for s in specs]}")
@@ -108,10 +131,13 @@ def embed(
             column=column,
         )
         _report_input(out, corpus)
+        guard = RatioGuard.of(corpus, reference, sample_rows=sample_rows, force=force)
+        guard.widths = {s.name: _known_width(t, s, out) for t, s in zip(planned, planned_specs)}
+        guard.check()
         places = [(corpus, out / "teachers")]
         if control:
             places.append((_control_corpus(control, out / "control"), out / "control" / "teachers"))
-        records = [_embed_one(t, s, places, out, shard_rows) for t, s in zip(teachers, specs)]
+        records = [_embed_one(t, s, places, out, shard_rows, guard) for t, s in zip(teachers, specs)]
         write_json(
             out / "consensus.json",
             {
@@ -122,6 +148,16 @@ def embed(
             },
         )
         return update_report(out)
+
+
+def _known_width(teacher: str | Teacher, spec: TeacherSpec, out: Path) -> int | None:
+    """Width of a teacher's vectors, as far as it is known without loading it."""
+    if not isinstance(teacher, str):
+        return teacher.width
+    if spec.source.startswith("packaged:"):
+        return PACKAGED[spec.source.removeprefix("packaged:")].width
+    manifest = out / "teachers" / spec.name / MANIFEST  # of an earlier call, finished or not
+    return read_json(manifest).get("width") if manifest.is_file() else None
 
 
 def _report_input(out: Path, corpus: Corpus) -> None:
@@ -135,11 +171,17 @@ def _report_input(out: Path, corpus: Corpus) -> None:
 
 
 def _embed_one(
-    teacher: str | Teacher, spec: TeacherSpec, places: list[tuple[Corpus, Path]], out: Path, shard_rows: int
+    teacher: str | Teacher,
+    spec: TeacherSpec,
+    places: list[tuple[Corpus, Path]],
+    out: Path,
+    shard_rows: int,
+    guard: RatioGuard,
 ) -> dict[str, Any]:
     """Embed every corpus with one teacher, loaded only when something is missing, and let it go."""
     if not all(_already(corpus, folder / spec.name, spec) for corpus, folder in places):
         loaded = load_teacher(spec) if isinstance(teacher, str) else teacher
+        guard.learn(spec.name, loaded.width)
         _report_tokens(out, places[0][0], loaded)
         for corpus, folder in places:
             embed_corpus(corpus, loaded, folder / spec.name, shard_rows=shard_rows)
@@ -199,7 +241,9 @@ def open_consensus(out: str | Path) -> tuple[dict[str, Any], Corpus]:
     return info, corpus
 
 
-def fit(out: str | Path, *, sample_rows: int = 24_000, seed: int = 0, force: bool = False) -> dict[str, Any]:
+def fit(
+    out: str | Path, *, sample_rows: int = SAMPLE_ROWS, seed: int = 0, force: bool = False
+) -> dict[str, Any]:
     """Fit and score the maps, fix the frame, and add alignment and geometry to the report.
 
     Args:

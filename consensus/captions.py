@@ -37,6 +37,7 @@ from captionbert.probes.geometry import length_percentiles
 ARROW, INFO = "captions.arrow", "corpus.json"
 VERSION = 1
 BATCH = 16_384  # rows of one Arrow record batch: the unit of a random read
+HELD_OUT_SHARE = 20  # at most one distinct caption in so many is held out
 PLACES_KEPT = 1000  # quarantined rows listed by place; the rest are only counted
 _SCHEMA = pa.schema(
     [("id", pa.int64()), ("text", pa.large_string()), ("group", pa.int64()), ("held_out", pa.bool_())]
@@ -268,7 +269,7 @@ def _plan(
     new_id = np.full(len(keys), -1, dtype=np.int64)
     new_id[kept] = np.arange(len(kept))
     groups = new_id[first[inverse[kept]]]
-    wanted = min(held_out, len(unique) // 20)
+    wanted = min(held_out, len(unique) // HELD_OUT_SHARE)
     chosen = np.zeros(len(unique), dtype=bool)
     if wanted > 0:
         chosen[np.argsort(_mix(unique, seed), kind="stable")[:wanted]] = True
@@ -339,14 +340,16 @@ def prepare_corpus(
 
     Args:
         sources: paths to .txt, .jsonl (or .gz), .parquet, or `datasets:<id>@<revision>[:split[:column]]`.
-        held_out: captions kept out of training, at most 5 % of the distinct ones.
+        held_out: captions kept out of training, at most 5 % of the distinct ones; 0 for text that no student is
+            trained on.
         char_cap: longer captions are cut to this many characters, and counted.
         exclude: file of 16-hex digests of sentences to leave out (see `exclusion_digest`).
         column: caption column of JSONL and Parquet; None: text, caption or sentence.
         deduplicate: keep only the first of equal captions.
 
     Raises:
-        InputError: unreadable input, no caption left, or `out` holds a corpus of other inputs.
+        InputError: unreadable input, no caption left, too few to hold one out, or `out` holds a corpus of other
+            inputs.
     """
     if held_out < 0:
         raise InputError(f"held_out is {held_out}; expected 0 or more captions to keep out of training")
@@ -373,6 +376,15 @@ def prepare_corpus(
     return open_corpus(out)
 
 
+def _refuse_none_held_out(distinct: int, held_out: int) -> None:
+    """Captions can be held out only where there are enough: found here, before anything is made of them."""
+    if held_out > 0 and distinct < HELD_OUT_SHARE:
+        raise InputError(
+            f"the corpus has {distinct} distinct captions; at least {HELD_OUT_SHARE} are needed, since one in "
+            f"{HELD_OUT_SHARE} at most is held out and training is judged on those: give more captions"
+        )
+
+
 def _build(texts: Iterator[str], folder: Path, inputs: dict[str, Any], tally: _Tally) -> dict[str, Any]:
     """Write captions.arrow into `folder`; returns the content of corpus.json."""
     spool = folder / "spool.arrow"
@@ -381,11 +393,13 @@ def _build(texts: Iterator[str], folder: Path, inputs: dict[str, Any], tally: _T
         raise InputError(
             f"no caption left of {tally.counts['read']} rows read: {tally.counts}; check the column and files"
         )
+    distinct = len(np.unique(keys))
+    _refuse_none_held_out(distinct, inputs["held_out"])
     kept, groups, held = _plan(keys, inputs["held_out"], inputs["seed"], inputs["deduplicate"])
     digest = _write_rows(spool, folder / ARROW, kept, groups, held)
     spool.unlink()
     # Without dropping, every later member of a group is still a duplicate to report.
-    tally.counts["duplicate"] = len(keys) - len(np.unique(keys))
+    tally.counts["duplicate"] = len(keys) - distinct
     return {
         "kind": "corpus",
         "rows": len(kept),

@@ -36,6 +36,18 @@ def apportion(sizes: np.ndarray, total: int) -> np.ndarray:
     return np.minimum(shares, sizes)
 
 
+def eligible_rows(corpus: Corpus) -> np.ndarray:
+    """int64 [eligible]: rows that may be sampled, the first of equal captions and none held out."""
+    groups, held = corpus.groups, corpus.held_out
+    return np.flatnonzero((groups == np.arange(corpus.rows)) & ~held[groups])
+
+
+def sample_sizes(eligible: int, fit_rows: int) -> tuple[int, int]:
+    """(rows of the fit, rows of the score) for so many eligible rows when `fit_rows` are asked for."""
+    score = min(SCORE_ROWS, eligible // 5)
+    return min(fit_rows, eligible - score), score
+
+
 def stratified_sample(corpus: Corpus, *, fit_rows: int, chunk_rows: int, seed: int = 0) -> Sample:
     """Draw the rows of the fit (at most `fit_rows`) and of the score (at most 4,000 or a fifth).
 
@@ -44,15 +56,13 @@ def stratified_sample(corpus: Corpus, *, fit_rows: int, chunk_rows: int, seed: i
     Raises:
         InputError: fewer than 10 distinct captions outside the held-out part.
     """
-    groups, held = corpus.groups, corpus.held_out
-    eligible = np.flatnonzero((groups == np.arange(corpus.rows)) & ~held[groups])
+    eligible = eligible_rows(corpus)
     if len(eligible) < 10 or fit_rows < 1:
         raise InputError(
             f"{corpus.folder}: {len(eligible)} distinct captions outside the held-out part, asked for "
             f"{fit_rows} fit rows; at least 10 captions and 1 fit row are needed"
         )
-    score_total = min(SCORE_ROWS, len(eligible) // 5)
-    fit_total = min(fit_rows, len(eligible) - score_total)
+    fit_total, score_total = sample_sizes(len(eligible), fit_rows)
     strata = _strata(corpus.character_lengths()[eligible], eligible // chunk_rows)
     order, place, sizes = _shuffled_places(strata, seed)
     both = apportion(sizes, fit_total + score_total)

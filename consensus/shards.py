@@ -18,6 +18,7 @@ from safetensors.numpy import save
 from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.files import (
     digest_json,
+    probe_writable,
     publish_file,
     read_json,
     sha256_bytes,
@@ -162,20 +163,6 @@ class ShardWriter:
         write_json(
             self.folder / MANIFEST, {"kind": KIND, **self.identity, **self._provenance, "records": records}
         )
-
-
-def probe_writable(folder: Path) -> None:
-    """Create, rename and remove a small file in `folder`.
-
-    Raises:
-        InputError: that fails (read-only, a file in the way, no space): found before any model is loaded.
-    """
-    try:
-        with publish_file(folder / ".probe") as temporary:
-            temporary.write_bytes(b"probe")
-        (folder / ".probe").unlink()
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written ({error}); choose another output folder") from None
 
 
 def _load_manifest(folder: Path, expected: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -115,15 +115,20 @@ def open_targets(folder: str | Path, *, corpus: Corpus | None = None, frame_id: 
         raise InputError(f"{folder}: no targets there; run `captionbert consensus targets` first")
     targets = Targets(ShardSet.open(folder))
     if corpus is not None:
-        _check_corpus(targets, corpus)
-    _check_frame(targets, frame_id, "asked for")
+        check_agreement(corpus, targets)
+    check_frame(targets, frame_id, "asked for")
     beside = folder.parent / "frame" / "frame.json"
     if beside.is_file():
-        _check_frame(targets, read_json(beside, kind=FRAME_KIND)["frame_id"], f"in {beside.parent}")
+        check_frame(targets, read_json(beside, kind=FRAME_KIND)["frame_id"], f"in {beside.parent}")
     return targets
 
 
-def _check_corpus(targets: Targets, corpus: Corpus) -> None:
+def check_agreement(corpus: Corpus, targets: Targets) -> None:
+    """Refuse targets of other captions: row i would get another text's target.
+
+    Raises:
+        InputError: another number of rows, or the same number of other captions (by digest).
+    """
     if targets.rows != corpus.rows:
         raise InputError(
             f"{targets.folder}: {targets.rows} targets for the {corpus.rows} captions of {corpus.folder}; "
@@ -136,7 +141,12 @@ def _check_corpus(targets: Targets, corpus: Corpus) -> None:
         )
 
 
-def _check_frame(targets: Targets, frame_id: str | None, where: str) -> None:
+def check_frame(targets: Targets, frame_id: str | None, where: str) -> None:
+    """Refuse targets of another frame than `frame_id` (None: any will do); `where` says who wants that frame.
+
+    Raises:
+        InputError: naming both frames.
+    """
     if frame_id is not None and targets.frame_id != frame_id:
         raise InputError(
             f"{targets.folder}: targets of frame {targets.frame_id}, the frame {where} is {frame_id}; "

@@ -30,7 +30,17 @@ __all__ += ["load_teacher", "parse_teacher", "teacher_from_function"]  # the spe
 
 BATCH_TOKENS = 4096  # padded tokens of one batch
 SAME_LENGTH_TOKENS = 1024  # a batch this full ends where the length changes: full rows need no mask
-_IDENTITY_FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.onnx")
+# Weights of the modules in subfolders (2_Dense) may be pickled: sentence-transformers reads those as well.
+_IDENTITY_FILES = (
+    "*.safetensors",
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.onnx",
+    "*/*.bin",
+    "*.codes",
+    "*.tiktoken",
+)
 
 
 class Teacher(Protocol):
@@ -99,10 +109,10 @@ def _check_weights(spec: TeacherSpec, weights: list[Path]) -> str:
     return found
 
 
-def _files_digest(folder: Path) -> str:
-    """Digest over every file of a model folder that decides its vectors (weights, configs, tokenizer)."""
-    files = sorted({p for pattern in _IDENTITY_FILES for p in folder.rglob(pattern)})
-    return digest_json({p.relative_to(folder).as_posix(): sha256_file(p) for p in files})
+def deciding_files(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of a model folder that decides its vectors (weights, configs, tokenizer), by path in it."""
+    files = sorted({p for pattern in _IDENTITY_FILES for p in folder.rglob(pattern) if p.is_file()})
+    return {p.relative_to(folder).as_posix(): sha256_file(p) for p in files}
 
 
 def fingerprint_of(spec: TeacherSpec, content: Any) -> str:
@@ -193,7 +203,9 @@ class TorchTeacher(_TokenTeacher):
             raise InputError(f"teacher {spec.name}: no such folder {folder}")
         weights = _check_weights(spec, sorted(folder.glob("*.safetensors")))
         self.spec = spec
-        self.fingerprint = fingerprint_of(spec, {"weights": weights, "files": _files_digest(folder)})
+        self.fingerprint = fingerprint_of(
+            spec, {"weights": weights, "files": digest_json(deciding_files(folder))}
+        )
         self._modules, self._tokenizer, own_length, self._own_prompt = _torch_modules(spec, folder)
         self._max_length = min(spec.max_length or own_length, own_length)
         self.width = self._encode_batch(np.ones((1, 2), np.int64), np.ones((1, 2), np.int64)).shape[1]

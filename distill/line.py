@@ -32,6 +32,7 @@ from captionbert.consensus.report import format_report
 from captionbert.consensus.shards import ShardSet, is_complete
 from captionbert.consensus.specs import TeacherSpec, parse_teacher
 from captionbert.consensus.targets import open_targets
+from captionbert.consensus.teachers import deciding_files
 from captionbert.distill.stages import Say, Stage, run_stages
 from captionbert.recipes import Recipe, binding, load_recipe
 
@@ -46,7 +47,7 @@ class Plan:
         corpus: caption sources. teachers: words for `parse_teacher`; the first is the reference.
         out: folder of everything. recipe: a recipe's name or file. settings: "section.key=value" changes.
         minutes: training time, instead of the recipe's length. data: folder of STS files.
-        exclude, column, held_out: see `prepare_corpus`. force: fit maps on fewer than 10 rows a coordinate.
+        exclude, column, held_out: see `prepare_corpus`. force: go on with fewer than 10 fit rows a coordinate.
     """
 
     corpus: tuple[str, ...]
@@ -73,6 +74,7 @@ def run_line(plan: Plan, *, say: Say = print, redo: str | None = None) -> dict[s
         raise InputError(
             f"--data {plan.data}: no such folder; expected stsb-test.jsonl, sickr-test.jsonl ... in it"
         )
+    build.check_held_out(plan.held_out)
     plan = dataclasses.replace(plan, out=plan.out.absolute())
     line = _Line(plan, say)
     records = run_stages(plan.out, line.stages(), say=say, redo=redo)
@@ -110,6 +112,7 @@ class _Line:
         plan, folder = self.plan, self.consensus / "corpus"
 
         def inputs() -> dict[str, Any]:
+            """Digest of each source and of the exclusion file, and how they are read."""
             if plan.exclude is not None and not plan.exclude.is_file():
                 raise InputError(f"--exclude {plan.exclude}: no such file")
             exclude = sha256_file(plan.exclude) if plan.exclude else None
@@ -122,6 +125,7 @@ class _Line:
             return {"sources": sources, "column": plan.column, "exclude": exclude, "held_out": plan.held_out}
 
         def run() -> None:
+            """Write consensus/corpus and tell what the captions look like."""
             corpus = prepare_corpus(list(plan.corpus), folder, **self._corpus_options())
             self._tell(format_report({"input": build.input_distribution(corpus)}))
 
@@ -140,12 +144,19 @@ class _Line:
         folder = self.consensus / "teachers" / spec.name
 
         def inputs() -> dict[str, Any]:
+            """Digest of the captions, and everything that decides the teacher's vectors."""
             return {
                 "corpus": open_corpus(self.consensus / "corpus").digest,
                 "teacher": _teacher_identity(spec),
             }
 
+        def run() -> None:
+            """Embed with the teachers up to this one, once the recipe is known to fit the captions."""
+            self._check_recipe()
+            self._embed_first(index + 1)
+
         def output() -> str:
+            """Digest of the teacher's shards; InputError while some are missing."""
             if not is_complete(folder, open_corpus(self.consensus / "corpus").digest):
                 raise InputError(f"{folder}: shards are missing")
             return ShardSet.open(folder).digest
@@ -154,8 +165,8 @@ class _Line:
             f"embed:{spec.name}",
             f"embed the captions with {spec.name}",
             inputs,
-            run=lambda: self._embed_first(index + 1),
-            output=output,
+            run,
+            output,
             paths=(folder,),
             repeatable=False,
         )
@@ -164,14 +175,15 @@ class _Line:
         folder = self.consensus / "frame"
 
         def inputs() -> dict[str, Any]:
+            """Digest of each teacher's shards, and whose coordinates the frame is."""
             folders = {spec.name: self.consensus / "teachers" / spec.name for spec in self.specs}
             digests = {name: ShardSet.open(folder).digest for name, folder in folders.items()}
             return {"teachers": digests, "reference": self.specs[0].name}
 
         def run() -> None:
-            self._embed_first(
-                len(self.specs)
-            )  # nothing to embed, but the list of teachers may be shorter now
+            """Fit the maps, publish consensus/frame and tell the scores."""
+            # Nothing to embed, but the list of teachers may be shorter now.
+            self._embed_first(len(self.specs))
             report = build.fit(self.consensus, force=self.plan.force)
             self._tell(format_report({key: value for key, value in report.items() if key != "input"}))
 
@@ -199,12 +211,14 @@ class _Line:
 
     def _train(self) -> Stage:
         def inputs() -> dict[str, Any]:
+            """Digest of the targets, and every setting that decides the weights."""
             return {
                 "targets": open_targets(self.consensus / "targets").digest,
                 "recipe": binding(self.recipe),
             }
 
         def run() -> None:
+            """Train to the end, from the newest checkpoint; a run that is already complete is left as it is."""
             from captionbert.train_accelerate import run as train
 
             # A kill between the last checkpoint and the record of this stage leaves a finished run.
@@ -232,6 +246,7 @@ class _Line:
         path, cases = self.plan.out / "parity.json", self.plan.out / "parity.json.cases"
 
         def run() -> None:
+            """Write parity.json; where it failed it is kept as parity-failed.json and RuntimeError is raised."""
             from captionbert.parity.report import render
             from captionbert.parity.run import run_parity
 
@@ -249,11 +264,13 @@ class _Line:
         path, data = self.plan.out / "evaluation.json", self.plan.data
 
         def inputs() -> dict[str, Any]:
+            """Digests of the model, the targets, and the files of --data."""
             files = {file.name: sha256_file(file) for file in sorted(data.glob("*.jsonl"))} if data else None
             targets = open_targets(self.consensus / "targets").digest
             return {**self._model_identity(), "targets": targets, "data": files}
 
         def run() -> None:
+            """Write evaluation.json, tell its lines, and put the scores into the model's card."""
             from captionbert.distill.measure import held_out_gauges, sts_scores
 
             corpus = open_corpus(self.consensus / "corpus")
@@ -286,6 +303,7 @@ class _Line:
         path = self.plan.out / "pairs.json"
 
         def run() -> None:
+            """Write pairs.json: the nearest pairs of a few sentences."""
             from captionbert.distill.measure import look
 
             write_json(path, {"kind": "distill-pairs", **look(self.model)})
@@ -304,11 +322,23 @@ class _Line:
         plan = self.plan
         return {"held_out": plan.held_out, "exclude": plan.exclude, "column": plan.column}
 
+    def _check_recipe(self) -> None:
+        """Refuse a recipe that cannot train on these captions: found now, not after hours of embedding."""
+        from captionbert.train_accelerate import check_rows
+
+        check_rows(self.recipe, open_corpus(self.consensus / "corpus"))
+
     def _embed_first(self, count: int) -> None:
         """Embed with the first `count` teachers; those done already are only looked at."""
-        words, reference = self.plan.teachers[:count], self.specs[0].name
+        plan = self.plan
         build.embed(
-            list(self.plan.corpus), words, self.consensus, reference=reference, **self._corpus_options()
+            list(plan.corpus),
+            plan.teachers[:count],
+            self.consensus,
+            reference=self.specs[0].name,
+            force=plan.force,
+            later=plan.teachers[count:],
+            **self._corpus_options(),
         )
 
     def _tell(self, text: str) -> None:
@@ -361,11 +391,16 @@ def _recipe(plan: Plan) -> Recipe:
 
 
 def _teacher_identity(spec: TeacherSpec) -> dict[str, Any]:
-    """The spec, and for a local folder the digest of its weights: a name would not notice a change."""
+    """The spec, and for what lies here the digest of every file that decides vectors: no name notices a change."""
     identity = dataclasses.asdict(spec)
-    folder = Path(spec.source)
-    if spec.kind != "onnx" and folder.is_dir():
-        identity["weights"] = {file.name: sha256_file(file) for file in sorted(folder.glob("*.safetensors"))}
+    source = Path(spec.source)
+    if source.is_dir():
+        identity["files"] = deciding_files(source)
+    elif source.is_file():  # an ONNX graph; a large one keeps its weights in files named after it
+        parts = [p for p in source.parent.iterdir() if p.name.startswith(source.name) and p.is_file()]
+        identity["files"] = {file.name: sha256_file(file) for file in parts}
+    if spec.tokenizer is not None and Path(spec.tokenizer).is_dir():
+        identity["tokenizer_files"] = deciding_files(Path(spec.tokenizer))
     return identity
 
 
@@ -377,8 +412,11 @@ def _code_digest() -> str:
 
 
 def _digest_of(path: Path) -> Callable[[], str]:
+    """A function that gives the digest of a JSON file."""
+
     def digest() -> str:
-        read_json(path)  # an InputError where it is missing or torn
+        """SHA-256 of the file; InputError while it is missing or torn."""
+        read_json(path)
         return sha256_file(path)
 
     return digest

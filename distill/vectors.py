@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from captionbert.artifacts.errors import InputError
-from captionbert.artifacts.files import publish_file
+from captionbert.artifacts.files import probe_writable, publish_file
 
 WINDOW = 16_384  # texts encoded at a time: enough to sort by length, few enough to keep memory flat
 FORMATS = (".npy", ".parquet")
@@ -51,11 +51,16 @@ def _read_stdin() -> Iterator[str]:
 
 
 def check_out(path: Path) -> None:
-    """Refuse an output whose ending names no format, before any work is done."""
+    """Refuse an output that could not be written, before any work is done.
+
+    Raises:
+        InputError: its ending names no format, it is a folder, or its folder cannot be made or written.
+    """
     if path.suffix not in FORMATS:
         raise InputError(f"--out {path}: expected a name that ends in .npy or .parquet")
     if path.is_dir():
         raise InputError(f"--out {path}: is a folder; give a file name")
+    probe_writable(path.parent)
 
 
 def embed_to_file(

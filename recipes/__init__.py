@@ -280,6 +280,11 @@ def _check(recipe: Recipe, where: str) -> None:
         raise InputError(
             f"{where}: compute.precision must be one of {', '.join(PRECISIONS)}, found {compute.precision!r}"
         )
+    if schedule.batch_size < 2:
+        raise InputError(
+            f"{where}: schedule.batch_size must be 2 or more (the other captions of a batch are the negatives), "
+            f"found {schedule.batch_size}"
+        )
     positive = {
         f"schedule.{given[0]}": getattr(schedule, given[0]),
         "schedule.learning_rate": schedule.learning_rate,

@@ -109,3 +109,38 @@ def shared_data() -> Path:
     if not (folder / "data").is_dir():
         pytest.skip(f"no shared data at {folder}; set CAPTIONBERT_SHARED to the folder that holds data/")
     return folder
+
+
+@pytest.fixture
+def structured_model(tiny_tokenizer_dir: Path):
+    """Makes a seeded model for the tiny tokenizer: three layers of two heads of 32, the designated head (2, 0).
+
+    `reads=True` sets that head by hand so that it finds the record of every word.
+    """
+    import torch
+    from transformers import PreTrainedTokenizerFast
+
+    from captionbert.configuration_captionbert import CaptionBertConfig
+    from captionbert.modeling_captionbert import CaptionBertModel
+    from captionbert.training.student import vocabulary_fields
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny_tokenizer_dir)
+
+    def make(preset: str = "whole-key-lookup", *, reads: bool = False, **changes):
+        fields = vocabulary_fields(tokenizer, [".", "!", "?", ";"]) if "relative" not in preset else {}
+        small = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
+        small |= {"vocab_size": len(tokenizer), "projection_dim": 24, "max_position_embeddings": 256}
+        small |= {} if "relative" in preset else {"lookup_layer": 2}
+        torch.manual_seed(0)
+        model = CaptionBertModel(
+            CaptionBertConfig.from_preset(preset, **{**small, **fields, **changes})
+        ).eval()
+        if reads:  # a constant query and key: only phases and the record norm tell places apart
+            qkv = model.layers[1].attention.qkv
+            with torch.no_grad():
+                for start, length in ((0, 3.0), (64, 0.2)):  # head 0 of the queries, of the keys
+                    qkv.weight[start : start + 32] = 0.0
+                    qkv.bias[start : start + 32] = torch.tensor([length] * 16 + [0.0] * 16)
+        return model
+
+    return make

@@ -1,7 +1,9 @@
 """The verbs on a consensus folder, as a user runs them: order, reuse, release, control corpus, audit."""
 
 import gc
+import importlib
 import json
+import sys
 import weakref
 from pathlib import Path
 
@@ -16,38 +18,15 @@ from captionbert.consensus.shards import shard_name
 from captionbert.consensus.specs import TeacherSpec
 from captionbert.consensus.teachers import FunctionTeacher, teacher_from_function
 
-WORDS = ["cat", "dog", "man", "woman", "red", "blue", "runs", "sleeps", "park", "river", "tree", "snow"]
-
-
-def encoder(name: str, width: int):
-    meanings = np.random.default_rng(99).standard_normal((len(WORDS), 8))
-    seen = np.random.default_rng(sum(map(ord, name))).standard_normal((8, width))
-
-    def encode(texts: list[str]) -> np.ndarray:
-        counts = np.array([[t.split().count(w) for w in WORDS] for t in texts], dtype=float)
-        private = np.stack(
-            [np.random.default_rng([ord(c) for c in name + t]).standard_normal(width) for t in texts]
-        )
-        return (counts @ meanings @ seen + 0.3 * private + 1.0).astype(np.float32)
-
-    return encode
-
-
-def toy(name: str, width: int) -> FunctionTeacher:
-    return teacher_from_function(name, width, encoder(name, width))
-
-
-def write(path: Path, rows: int, seed: int, longest: int = 9) -> str:
-    random = np.random.default_rng(seed)
-    path.write_text(
-        "\n".join(" ".join(random.choice(WORDS, random.integers(3, longest))) + f" {i}" for i in range(rows))
-    )
-    return str(path)
+# By name: the test folder is no package.
+sys.path.append(str(Path(__file__).parent))
+setup = importlib.import_module("consensus_setup")
+toy, encoder = setup.toy, setup.encoder
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> str:
-    return write(tmp_path / "a.txt", 500, 5)
+    return setup.write_captions(tmp_path / "a.txt", 500)
 
 
 TEACHERS = [("ref", 12), ("wide", 16)]
@@ -55,7 +34,7 @@ TEACHERS = [("ref", 12), ("wide", 16)]
 
 def test_the_whole_line_and_its_report(source: str, tmp_path: Path) -> None:
     out = tmp_path / "d"
-    control = write(tmp_path / "control.txt", 120, 8, longest=60)
+    control = setup.write_captions(tmp_path / "control.txt", 120, seed=8, longest=60)
     build.embed([source], [toy(*t) for t in TEACHERS], out, held_out=20, shard_rows=128, control=[control])
     report = build.fit(out)
     targets = build.targets(out)
@@ -157,6 +136,48 @@ def test_wrong_words(source: str, tmp_path: Path) -> None:
     build.embed([source], [toy("ref", 12)], tmp_path / "d")
     with pytest.raises(InputError, match="no frame there"):
         build.targets(tmp_path / "d")
+
+
+def never(texts: list[str]) -> np.ndarray:
+    pytest.fail("a caption was embedded")
+
+
+def test_too_few_captions_for_the_maps_are_refused_before_any_is_embedded(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teachers = [teacher_from_function("ref", 12, never), teacher_from_function("wide", 60, never)]
+    message = r"teacher wide: 380 fit rows for 60 dimensions, N/d = 6\.3; .*--force"
+    with pytest.raises(InputError, match=message):
+        build.embed([source], teachers, tmp_path / "d")
+    with pytest.raises(InputError, match="100 fit rows for 12 dimensions"):
+        build.embed([source], [teachers[0], toy("slim", 8)], tmp_path / "d", sample_rows=100)
+    # by words: a packaged width is known without loading, another one when the teacher is loaded
+    monkeypatch.setattr(build, "load_teacher", lambda spec: pytest.fail("a teacher was loaded"))
+    with pytest.raises(InputError, match="teacher paraphrase-l3: 380 fit rows for 384 dimensions"):
+        build.embed([source], ["minilm", "paraphrase-l3"], tmp_path / "d")
+    words(monkeypatch, {"ref": lambda: teachers[1]})
+    with pytest.raises(InputError, match="teacher more: 380 fit rows for 60 dimensions"):
+        build.embed([source], ["ref"], tmp_path / "d", later=["more"])
+    assert not (tmp_path / "d" / "teachers").exists()
+    build.embed([source], [toy("ref", 12), toy("wide", 60)], tmp_path / "d", force=True)
+    assert build.fit(tmp_path / "d", force=True)["alignment"]["teachers"]["wide"]["rows_per_dimension"] < 10
+
+
+def test_the_width_of_vectors_on_disk_is_known(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build.embed([source], [toy("ref", 60)], tmp_path / "d")
+    words(monkeypatch, {})
+    monkeypatch.setattr(build, "load_teacher", lambda spec: pytest.fail("a teacher was loaded"))
+    with pytest.raises(InputError, match="teacher more: 380 fit rows for 60 dimensions"):
+        build.embed([source], ["ref", "more"], tmp_path / "d")
+
+
+@pytest.mark.parametrize("held_out", [0, -3])
+def test_nothing_held_out_is_refused(source: str, tmp_path: Path, held_out: int) -> None:
+    with pytest.raises(InputError, match=f"--held-out {held_out}: expected 1 or more captions"):
+        build.embed([source], [teacher_from_function("ref", 12, never)], tmp_path / "d", held_out=held_out)
+    assert not (tmp_path / "d").exists()
 
 
 def test_a_model_folder_as_a_word_of_the_command_line(

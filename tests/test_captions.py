@@ -41,6 +41,20 @@ def test_held_out_is_at_most_five_percent_and_does_not_depend_on_order(
     assert set(other.texts(np.flatnonzero(other.held_out))) != held[0]
 
 
+def test_too_few_captions_to_hold_one_out_leave_no_folder(tmp_path: Path, captions: list[str]) -> None:
+    rows = captions[:19] + [c.upper() for c in captions[:5]]  # 19 distinct ones
+    source = write(tmp_path / "a.txt", rows)
+    for options in ({}, {"held_out": 1}, {"deduplicate": False}):
+        with pytest.raises(InputError, match=r"the corpus has 19 distinct captions; at least 20 are needed"):
+            prepare_corpus([source], tmp_path / "corpus", **options)
+    assert not (tmp_path / "corpus").exists()
+    assert prepare_corpus([source], tmp_path / "control", held_out=0).rows == 19
+    write(tmp_path / "a.txt", captions[:20])  # more captions, and the same command goes through
+    assert prepare_corpus([source], tmp_path / "corpus").held_out.sum() == 1
+    with pytest.raises(InputError, match=r"held_out is -1"):
+        prepare_corpus([source], tmp_path / "other", held_out=-1)
+
+
 def test_equal_captions_are_dropped_or_grouped_and_held_out_together(
     tmp_path: Path, captions: list[str]
 ) -> None:
@@ -58,7 +72,7 @@ def test_equal_captions_are_dropped_or_grouped_and_held_out_together(
 def test_unusable_rows_are_counted_and_named(tmp_path: Path) -> None:
     rows = [{"text": t} for t in ("good", None, "", "   ", "\0\0", "bad \ud800 half", "also good")]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    corpus = prepare_corpus([str(tmp_path / "a.jsonl")], tmp_path / "corpus")
+    corpus = prepare_corpus([str(tmp_path / "a.jsonl")], tmp_path / "corpus", held_out=0)
     assert corpus.texts(np.arange(2)) == ["good", "also good"]
     assert corpus.manifest["counts"] == {
         "read": 7, "empty": 2, "duplicate": 0, "excluded": 0, "cut": 0, "quarantined": 3
@@ -72,7 +86,7 @@ def test_unusable_rows_are_counted_and_named(tmp_path: Path) -> None:
 
 def test_a_caption_of_four_megabytes_is_cut_and_reported(tmp_path: Path) -> None:
     source = write(tmp_path / "a.txt", ["short", "word " * 800_000])
-    corpus = prepare_corpus([source], tmp_path / "corpus")
+    corpus = prepare_corpus([source], tmp_path / "corpus", held_out=0)
     assert corpus.manifest["counts"]["cut"] == 1
     assert corpus.manifest["inputs"]["char_cap"] == 65_536
     assert corpus.character_lengths().max() == 65_536
@@ -83,7 +97,7 @@ def test_exclusion_follows_the_published_rule(tmp_path: Path) -> None:
     assert normalise("  Two  DOGS, run-fast!") == "two dogs runfast"
     (tmp_path / "exclude.txt").write_text(exclusion_digest("A cat sleeps.") + "\n")
     source = write(tmp_path / "a.txt", ["a CAT  sleeps!", "a dog sleeps"])
-    corpus = prepare_corpus([source], tmp_path / "corpus", exclude=tmp_path / "exclude.txt")
+    corpus = prepare_corpus([source], tmp_path / "corpus", exclude=tmp_path / "exclude.txt", held_out=0)
     assert corpus.texts(np.arange(corpus.rows)) == ["a dog sleeps"]
     assert corpus.manifest["counts"]["excluded"] == 1
     (tmp_path / "exclude.txt").write_text("not a digest\n")
@@ -97,13 +111,18 @@ def test_shared_exclusion_file_drops_evaluation_sentences(tmp_path: Path, shared
     first = json.loads((shared_data / "data/sts/stsb-test.jsonl").open().readline())["sentence1"]
     source = write(tmp_path / "a.txt", [first, "an entirely new sentence about seventeen purple llamas"])
     exclude = shared_data / "data/captions/exclude.txt.gz"
-    assert prepare_corpus([source], tmp_path / "corpus", exclude=exclude).manifest["counts"]["excluded"] == 1
+    assert (
+        prepare_corpus([source], tmp_path / "corpus", exclude=exclude, held_out=0).manifest["counts"][
+            "excluded"
+        ]
+        == 1
+    )
 
 
 def test_listing_order_of_sources_does_not_matter(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a.txt", ["one", "two"]), write(tmp_path / "b.txt", ["three"])
-    first = prepare_corpus([b, a], tmp_path / "x")
-    second = prepare_corpus([a, b], tmp_path / "y")
+    first = prepare_corpus([b, a], tmp_path / "x", held_out=0)
+    second = prepare_corpus([a, b], tmp_path / "y", held_out=0)
     assert first.texts(np.arange(3)) == ["one", "two", "three"]
     assert first.digest == second.digest
     assert (tmp_path / "x" / "captions.arrow").read_bytes() == (
@@ -113,15 +132,15 @@ def test_listing_order_of_sources_does_not_matter(tmp_path: Path) -> None:
 
 def test_a_rerun_reuses_and_other_inputs_are_refused(tmp_path: Path) -> None:
     source = write(tmp_path / "a.txt", ["one", "two"])
-    prepare_corpus([source], tmp_path / "corpus")
+    prepare_corpus([source], tmp_path / "corpus", held_out=0)
     written = (tmp_path / "corpus" / "captions.arrow").stat().st_mtime_ns
-    prepare_corpus([source], tmp_path / "corpus")
+    prepare_corpus([source], tmp_path / "corpus", held_out=0)
     assert (tmp_path / "corpus" / "captions.arrow").stat().st_mtime_ns == written
     with pytest.raises(InputError, match=r"differs in seed \(seed: there 0, now 1\)"):
-        prepare_corpus([source], tmp_path / "corpus", seed=1)
+        prepare_corpus([source], tmp_path / "corpus", seed=1, held_out=0)
     write(tmp_path / "a.txt", ["one", "three"])
     with pytest.raises(InputError, match="made from other inputs; differs in sources"):
-        prepare_corpus([source], tmp_path / "corpus")
+        prepare_corpus([source], tmp_path / "corpus", held_out=0)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -141,7 +160,7 @@ def test_nothing_usable_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_changed_corpus_file_is_noticed(tmp_path: Path) -> None:
-    prepare_corpus([write(tmp_path / "a.txt", ["one", "two"])], tmp_path / "corpus")
+    prepare_corpus([write(tmp_path / "a.txt", ["one", "two"])], tmp_path / "corpus", held_out=0)
     path = tmp_path / "corpus" / "captions.arrow"
     data = bytearray(path.read_bytes())
     data[data.index(b"onetwo")] ^= 1

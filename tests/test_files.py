@@ -13,6 +13,7 @@ from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.files import (
     digest_json,
     folder_lock,
+    probe_writable,
     publish_file,
     publish_folder,
     read_json,
@@ -30,6 +31,14 @@ def test_digests_agree_and_depend_on_content(tmp_path: Path) -> None:
     assert (
         digest_json({"a": 1, "b": [2]}) == digest_json({"b": [2], "a": 1}) != digest_json({"a": 1, "b": [3]})
     )
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    probe_writable(tmp_path / "new" / "folder")
+    assert list((tmp_path / "new" / "folder").iterdir()) == []
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(InputError, match=r"file/sub: cannot be written .* choose another output folder"):
+        probe_writable(tmp_path / "file" / "sub")
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """The frame: the consensus formula by hand, its id, and what it refuses to be built from."""
 
+import importlib
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,33 +13,17 @@ from captionbert.artifacts.files import write_json
 from captionbert.consensus.build import embed, open_consensus
 from captionbert.consensus.frames import Frame, fit_frame, open_frame
 from captionbert.consensus.shards import ShardSet
-from captionbert.consensus.teachers import FunctionTeacher, teacher_from_function
+from captionbert.consensus.teachers import teacher_from_function
 
-WORDS = ["cat", "dog", "man", "woman", "red", "blue", "runs", "sleeps", "park", "river", "tree", "snow"]
-
-
-def toy(name: str, width: int, *, noise: float = 0.3, content: str = "") -> FunctionTeacher:
-    """A teacher of word meanings shared by all toys, seen through its own projection, with noise per text."""
-    meanings = np.random.default_rng(99).standard_normal((len(WORDS), 8))
-    seen = np.random.default_rng(sum(map(ord, name))).standard_normal((8, width))
-
-    def encode(texts: list[str]) -> np.ndarray:
-        counts = np.array([[t.split().count(w) for w in WORDS] for t in texts], dtype=float)
-        private = np.stack(
-            [np.random.default_rng([ord(c) for c in name + t]).standard_normal(width) for t in texts]
-        )
-        return (counts @ meanings @ seen + noise * private + 1.0).astype(np.float32)
-
-    return teacher_from_function(name, width, encode, content=content or name)
+# By name: the test folder is no package.
+sys.path.append(str(Path(__file__).parent))
+setup = importlib.import_module("consensus_setup")
+toy = setup.toy
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> str:
-    random = np.random.default_rng(5)
-    path = tmp_path_factory.mktemp("text") / "a.txt"
-    rows = [" ".join(random.choice(WORDS, random.integers(3, 9))) + f" {i}" for i in range(600)]
-    path.write_text("\n".join(rows))
-    return str(path)
+    return setup.write_captions(tmp_path_factory.mktemp("text") / "a.txt", 600)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +115,7 @@ def test_a_refit_with_the_same_inputs_reuses(embedded: Path) -> None:
 
 
 def test_a_forced_frame_is_not_reused_silently(source: str, tmp_path: Path) -> None:
-    embed([source], [toy("ref", 12), toy("wide", 60)], tmp_path / "d", shard_rows=256)
+    embed([source], [toy("ref", 12), toy("wide", 60)], tmp_path / "d", shard_rows=256, force=True)
     with pytest.raises(InputError, match=r"teacher wide: .* fit rows for 60 dimensions"):
         fitted(tmp_path / "d")
     assert fitted(tmp_path / "d", force=True).table["wide"]["rows_per_dimension"] < 10

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from captionbert.artifacts.errors import InputError
+from captionbert.consensus.specs import parse_teacher
 from captionbert.distill import line as line_module
 from captionbert.distill import measure
 from captionbert.distill.describe import describe
 from captionbert.distill.line import Plan, run_line
 from captionbert.distill.scenes import write_scenes
+from captionbert.distill.stages import differences
 
 STAGES = "corpus embed:large embed:small fit targets train export parity evaluate pairs".split()  # noqa: SIM905
 
@@ -172,6 +174,8 @@ def test_info_knows_every_folder_of_the_line(line: Line) -> None:
         ({"recipe": "dem"}, r"no recipe called 'dem'"),
         ({"settings": ("schedule.stepz=4",)}, r"unknown key 'schedule.stepz'"),
         ({"teachers": ()}, r"--teachers: expected one or more teachers"),
+        ({"held_out": 0}, r"--held-out 0: expected 1 or more captions"),
+        ({"settings": ("schedule.batch_size=0",)}, r"schedule.batch_size must be 2 or more"),
     ],
 )
 def test_changed_or_bad_input_is_named(line: Line, changes: dict[str, Any], message: str) -> None:
@@ -179,6 +183,94 @@ def test_changed_or_bad_input_is_named(line: Line, changes: dict[str, Any], mess
         changes = {"settings": line.settings + changes["settings"]}
     with pytest.raises(InputError, match=message):
         line.go(**changes)
+
+
+@pytest.mark.parametrize(
+    ("captions", "settings", "message"),
+    [
+        (19, (), r"the corpus has 19 distinct captions; at least 20 are needed"),
+        (300, ("schedule.batch_size=286",), r"has 285 training rows, fewer than one batch of 286"),
+        (300, ("data.rows=286",), r"data.rows asks for 286 training captions, the corpus has 285"),
+        (300, (), r"teacher small: 228 fit rows for 24 dimensions, N/d = 9.5"),
+    ],
+)
+def test_what_cannot_end_well_is_refused_before_a_caption_is_embedded(
+    line: Line, tmp_path: Path, captions: int, settings: tuple[str, ...], message: str, monkeypatch
+) -> None:
+    monkeypatch.setattr("captionbert.consensus.build.embed_corpus", lambda *_, **__: pytest.fail("embedded"))
+    source = tmp_path / "few.txt"
+    source.write_text("\n".join(line.captions.read_text().splitlines()[:captions]))
+    with pytest.raises(InputError, match=message):
+        line.go(corpus=(str(source),), out=tmp_path / "out", settings=line.settings + settings)
+
+
+def test_force_goes_on_with_few_fit_rows_a_coordinate(line: Line, tmp_path: Path, monkeypatch) -> None:
+    seen: list[str] = []
+
+    def embeds(corpus: Any, teacher: Any, *_: Any, **__: Any) -> None:
+        seen.append(teacher.spec.name)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("captionbert.consensus.build.embed_corpus", embeds)
+    source = tmp_path / "few.txt"
+    source.write_text("\n".join(line.captions.read_text().splitlines()[:300]))
+    with pytest.raises(KeyboardInterrupt):
+        line.go(corpus=(str(source),), out=tmp_path / "out", force=True)
+    assert seen == ["large"]
+
+
+def teacher_folder(folder: Path) -> Path:
+    """The files of a SentenceTransformer folder, as far as their names go."""
+    names = ("model.safetensors", "config.json", "tokenizer.json", "vocab.txt", "modules.json", "merges.txt")
+    names += ("1_Pooling/config.json", "2_Dense/model.safetensors", "2_Dense/pytorch_model.bin", "README.md")
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("first")
+    return folder
+
+
+def test_every_file_that_decides_vectors_is_part_of_a_teachers_identity(tmp_path: Path) -> None:
+    folder = teacher_folder(tmp_path / "teacher")
+    spec = parse_teacher(str(folder))
+    first = line_module._teacher_identity(spec)
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        path.write_text("changed")
+        found = differences(first, line_module._teacher_identity(spec))
+        path.write_text("first")
+        name = path.relative_to(folder).as_posix()
+        assert [f.split(" was ")[0] for f in found] == ([] if name == "README.md" else [f"files.{name}"])
+    (folder / "2_Dense" / "model.safetensors").unlink()
+    assert "is absent" in differences(first, line_module._teacher_identity(spec))[0]
+
+
+def test_a_graph_its_weights_and_its_tokenizer_are_part_of_a_teachers_identity(tmp_path: Path) -> None:
+    words = teacher_folder(tmp_path / "words")
+    for name in ("m.onnx", "m.onnx.data", "other.onnx"):
+        (tmp_path / name).write_text("first")
+    spec = parse_teacher(f"onnx:{tmp_path / 'm.onnx'}:{words}")
+    first = line_module._teacher_identity(spec)
+    for path, changes in (
+        (tmp_path / "m.onnx", ["files.m.onnx"]),
+        (tmp_path / "m.onnx.data", ["files.m.onnx.data"]),
+        (words / "tokenizer.json", ["tokenizer_files.tokenizer.json"]),
+        (tmp_path / "other.onnx", []),
+    ):
+        path.write_text("changed")
+        found = differences(first, line_module._teacher_identity(spec))
+        path.write_text("first")
+        assert [f.split(" was ")[0] for f in found] == changes
+
+
+def test_a_changed_teacher_is_refused_by_file(line: Line) -> None:
+    file = line.folder / "small" / "tokenizer_config.json"
+    before = file.read_text()
+    file.write_text(before + " ")
+    with pytest.raises(
+        InputError, match=r"stage 'embed:small' .*files.tokenizer_config.json was \w+, is \w+"
+    ):
+        line.go()
+    file.write_text(before)
+    assert did(line.go()) == []
 
 
 def test_a_change_in_one_of_two_files_of_one_name_is_refused(line: Line, tmp_path: Path) -> None:

@@ -71,6 +71,8 @@ def test_an_override_wins_and_is_typed() -> None:
         ("loss.temperature=-0.07", r"loss\.temperature must be a positive number"),
         ("loss.temperature=.nan", r"loss\.temperature must be a positive number"),
         ("schedule.batch_size=many", r"schedule\.batch_size must be int, found 'many'"),
+        ("schedule.batch_size=0", r"schedule\.batch_size must be 2 or more .*found 0"),
+        ("schedule.batch_size=1", r"schedule\.batch_size must be 2 or more .*found 1"),
         ("schedule.batch_size=2.5", r"schedule\.batch_size must be int, found 2.5"),
         ("gauges.tensorboard=3", r"gauges\.tensorboard must be bool, found 3"),
         ("compute.precision=fp8", r"compute\.precision must be one of fp32, bf16, fp16, found 'fp8'"),

@@ -7,7 +7,7 @@ import pytest
 
 from captionbert.artifacts.errors import InputError
 from captionbert.consensus.captions import Corpus, prepare_corpus
-from captionbert.consensus.sampling import apportion, stratified_sample
+from captionbert.consensus.sampling import apportion, sample_sizes, stratified_sample
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +54,16 @@ def test_a_small_corpus_gives_what_it_has_and_says_so(corpus: Corpus) -> None:
 
 def test_too_few_captions(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\n")
-    small = prepare_corpus([str(tmp_path / "a.txt")], tmp_path / "c")
+    small = prepare_corpus([str(tmp_path / "a.txt")], tmp_path / "c", held_out=0)
     with pytest.raises(InputError, match="2 distinct captions outside the held-out part"):
         stratified_sample(small, fit_rows=10, chunk_rows=100)
+
+
+def test_sizes_by_hand() -> None:
+    assert sample_sizes(100, 24_000) == (80, 20)  # a fifth is kept to score
+    assert sample_sizes(50_000, 24_000) == (24_000, 4000)
+    assert sample_sizes(25_000, 24_000) == (21_000, 4000)
+    assert sample_sizes(10, 3) == (3, 2)
 
 
 def test_apportion_by_hand() -> None:

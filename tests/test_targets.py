@@ -1,6 +1,8 @@
 """Targets: unit vectors of one corpus and one frame, refused everywhere else."""
 
+import importlib
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,33 +15,17 @@ from captionbert.consensus.embedding import embed_corpus
 from captionbert.consensus.frames import open_frame
 from captionbert.consensus.shards import ShardSet, shard_name
 from captionbert.consensus.targets import open_targets
-from captionbert.consensus.teachers import FunctionTeacher, teacher_from_function
+from captionbert.consensus.teachers import FunctionTeacher
 
-WORDS = ["cat", "dog", "man", "woman", "red", "blue", "runs", "sleeps", "park", "river", "tree", "snow"]
-
-
-def toy(name: str, width: int, content: str = "") -> FunctionTeacher:
-    """Word meanings shared by all toys, seen through a projection and noise of the toy's own."""
-    meanings = np.random.default_rng(99).standard_normal((len(WORDS), 8))
-    seen = np.random.default_rng(sum(map(ord, name))).standard_normal((8, width))
-
-    def encode(texts: list[str]) -> np.ndarray:
-        counts = np.array([[t.split().count(w) for w in WORDS] for t in texts], dtype=float)
-        private = np.stack(
-            [np.random.default_rng([ord(c) for c in name + t]).standard_normal(width) for t in texts]
-        )
-        return (counts @ meanings @ seen + 0.3 * private + 1.0).astype(np.float32)
-
-    return teacher_from_function(name, width, encode, content=content or name)
+# By name: the test folder is no package.
+sys.path.append(str(Path(__file__).parent))
+setup = importlib.import_module("consensus_setup")
+toy = setup.toy
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> str:
-    random = np.random.default_rng(5)
-    path = tmp_path_factory.mktemp("text") / "a.txt"
-    rows = [" ".join(random.choice(WORDS, random.integers(3, 9))) + f" {i}" for i in range(500)]
-    path.write_text("\n".join(rows))
-    return str(path)
+    return setup.write_captions(tmp_path_factory.mktemp("text") / "a.txt", 500)
 
 
 @pytest.fixture(scope="module")

@@ -230,7 +230,7 @@ def test_captions_and_targets_that_disagree(
 ) -> None:
     fewer = setup.make_consensus(tmp_path / "fewer", captions[:150])
     recipe = recipe_with(recipe_file, f"data.targets={fewer / 'targets'}")
-    with pytest.raises(InputError, match="200 captions but the targets have 150 rows"):
+    with pytest.raises(InputError, match=r"targets: 150 targets for the 200 captions of .*corpus"):
         train_accelerate.run(recipe, tmp_path / "run")
     shuffled = tmp_path / "shuffled.txt"
     shuffled.write_text("\n".join(reversed(captions)) + "\n")
@@ -238,12 +238,14 @@ def test_captions_and_targets_that_disagree(
     recipe = recipe_with(
         recipe_file, f"data.corpus={tmp_path / 'corpus'}", f"data.targets={consensus / 'targets'}"
     )
-    with pytest.raises(InputError, match="the targets were built from captions with digest"):
+    with pytest.raises(InputError, match=r"targets: made for captions of digest \w+, .*corpus has"):
         train_accelerate.run(recipe, tmp_path / "run")
 
 
 def test_law_17_targets_of_another_frame(tmp_path: Path, recipe_file: Path) -> None:
-    with pytest.raises(InputError, match=r"targets are of frame f+, the recipe asks for data\.frame_id abc"):
+    with pytest.raises(
+        InputError, match=r"targets of frame f+, the frame that data\.frame_id asks for is abc"
+    ):
         train_accelerate.run(recipe_with(recipe_file, "data.frame_id=abc"), tmp_path / "run")
 
 
@@ -251,6 +253,7 @@ def test_law_17_targets_of_another_frame(tmp_path: Path, recipe_file: Path) -> N
     ("override", "message"),
     [
         ("schedule.batch_size=512", "fewer than one batch of 512"),
+        ("schedule={epochs: 0.1, batch_size: 32}", "the schedule has 0 steps"),
         ("data.rows=5000", r"data\.rows asks for 5000 training captions, the corpus has 190"),
         ("data.max_length=500", r"data\.max_length is 500; it must lie in 2\.\.128"),
         ("schedule.warmup=24", r"schedule\.warmup is 24 steps but the run has only 24"),
@@ -269,6 +272,15 @@ def test_bad_input_is_refused_before_training(
     with pytest.raises(InputError, match=message):
         train_accelerate.run(recipe_with(recipe_file, override), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_batch_larger_than_the_corpus_does_not_bind_the_run_folder(
+    tmp_path: Path, recipe_file: Path
+) -> None:
+    with pytest.raises(InputError, match="fewer than one batch of 512"):
+        train_accelerate.run(recipe_with(recipe_file, "schedule.batch_size=512"), tmp_path / "run")
+    assert not (tmp_path / "run" / "config").exists()
+    train_accelerate.run(recipe_with(recipe_file, "schedule.batch_size=16"), tmp_path / "run", stop_after=1)
 
 
 def test_a_recipe_without_data_says_what_to_give(tmp_path: Path) -> None:

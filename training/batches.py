@@ -25,9 +25,6 @@ Tokenize = Callable[[list[str]], list[list[int]]]
 class Captions(Protocol):
     """The part of a corpus that training reads (consensus.captions.Corpus)."""
 
-    rows: int
-    digest: str
-
     def texts(self, rows: np.ndarray) -> list[str]:
         """Captions of corpus rows [n]."""
 
@@ -42,12 +39,6 @@ class Captions(Protocol):
 
 class TargetVectors(Protocol):
     """The part of consensus targets that training reads (consensus.targets.Targets)."""
-
-    rows: int
-    width: int
-    frame_id: str
-    digest: str
-    corpus_digest: str
 
     def vectors(self, rows: np.ndarray) -> np.ndarray:
         """Unit targets of corpus rows, float32 [n, E]."""
@@ -78,29 +69,6 @@ def lookups_of(
     rows = place[lookups.row]
     chosen = rows >= 0
     return rows[chosen], lookups.position[chosen], lookups.record[chosen]
-
-
-def check_agreement(captions: Captions, targets: TargetVectors, frame_id: str | None = None) -> None:
-    """Refuse targets of other captions, of another count, or (law 17) of another frame than asked for.
-
-    Raises:
-        InputError: naming the two values that differ.
-    """
-    if targets.rows != captions.rows:
-        raise InputError(
-            f"the corpus has {captions.rows} captions but the targets have {targets.rows} rows; build the "
-            "targets of this corpus (captionbert consensus targets), or name the one they were built from"
-        )
-    if targets.corpus_digest != captions.digest:
-        raise InputError(
-            f"the targets were built from captions with digest {targets.corpus_digest}, the corpus has "
-            f"digest {captions.digest}: row i would get another text's target; build this corpus's targets"
-        )
-    if frame_id is not None and targets.frame_id != frame_id:
-        raise InputError(
-            f"the targets are of frame {targets.frame_id}, the recipe asks for data.frame_id {frame_id}; "
-            "vectors of two frames cannot be compared: use targets of that frame, or drop data.frame_id"
-        )
 
 
 def split_rows(captions: Captions, limit: int | None) -> tuple[np.ndarray, np.ndarray]:
