@@ -101,7 +101,7 @@ def _embed_captions(options: Options) -> None:
         raise InputError(f"consensus {options.step}: give both --corpus and --teachers")
     from captionbert.consensus.build import embed as run
 
-    rest = _some(options, "reference", "held_out", "exclude", "column", "control")
+    rest = _some(options, "reference", "held_out", "exclude", "column", "control", "sample_rows", "force")
     run(options.corpus, _names(options.teachers), options.out, **rest)
 
 
@@ -194,6 +194,87 @@ def scenes(options: Options) -> int:
     return OK
 
 
+def probe_coverage(options: Options) -> int:
+    """Lengths, segments and repeated words of a corpus: what it offers to structured positions."""
+    import transformers
+
+    from captionbert.consensus.packaged import resolve_tokenizer
+    from captionbert.probes.coverage import measure, render
+    from captionbert.probes.texts import Captions
+
+    location, arguments = resolve_tokenizer(options.tokenizer)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(location, **arguments)
+    captions = Captions(options.corpus, options.column)
+    report = measure(captions.blocks(), tokenizer, options.max_length)
+    report |= {"corpora": captions.identity, "tokenizer": options.tokenizer, "blank_rows": captions.skipped}
+    return _save_and_show(options, report, render(report))
+
+
+def probe_lookup(options: Options) -> int:
+    """Does the designated head find the first occurrence of a repeated word?"""
+    from captionbert.probes.lookup import parse_head, probe_lookup, render
+
+    head = parse_head(options.head) if options.head else None
+    model, tokenizer = _open_model(options)
+    rest = _some(options, "max_length", "batch_tokens")
+    sample = _draw_captions(options)
+    probe = probe_lookup(model, tokenizer, sample, head=head, search=options.search_heads, **rest)
+    if options.arrays is not None:
+        from captionbert.probes.lookup import save_arrays
+
+        save_arrays(probe, options.arrays)
+    return _save_and_show(options, probe.report, render(probe.report))
+
+
+def probe_interventions(options: Options) -> int:
+    """Take one part of a trained model away at a time, and measure what falls."""
+    from captionbert.probes.interventions import gather, probe_interventions, registered_seed, render
+    from captionbert.probes.lookup import parse_head
+
+    head = parse_head(options.head) if options.head else None
+    seed, note = options.seed_of_start, ""
+    if seed is None:
+        seed, note = registered_seed(options.model) or (None, "")
+    model, tokenizer = _open_model(options)
+    rest = _some(options, "dev_pairs", "consensus", "max_length")
+    material = gather(model, tokenizer, _draw_captions(options), head=head, **rest)
+    report = probe_interventions(
+        model, material, seed=seed, seed_note=note, batch_tokens=options.batch_tokens
+    )
+    return _save_and_show(options, report, render(report))
+
+
+def probe_show(options: Options) -> int:
+    """One caption as a page: its words, addresses and records, and where the head looks."""
+    from captionbert.artifacts.files import publish_file
+    from captionbert.probes.lookup import parse_head
+    from captionbert.probes.page import page
+    from captionbert.probes.show import figure_of
+
+    head = parse_head(options.head) if options.head else None
+    model, tokenizer = _open_model(options)
+    figure = figure_of(model, tokenizer, options.text, head=head, max_length=options.max_length)
+    with publish_file(options.html) as temporary:
+        temporary.write_text(page(figure, options.model.resolve().name), encoding="utf-8")
+    print(f"{options.html}: {len(figure.tokens)} tokens, {len(figure.lookups)} lookups; open it in a browser")
+    return OK
+
+
+def _open_model(options: Options) -> tuple[Any, Any]:
+    """The frozen model and the tokenizer of a run, a checkpoint or an exported folder."""
+    from captionbert.export.load import load_encoder
+    from captionbert.export.source import find_model_folder
+
+    folder = find_model_folder(options.model)
+    return load_encoder(folder, dtype=options.dtype, trust_remote_code=options.trust_remote_code)
+
+
+def _draw_captions(options: Options) -> Any:
+    from captionbert.probes.texts import sample
+
+    return sample(options.captions, options.rows, options.seed, options.column)
+
+
 # ---- output -----------------------------------------------------------------------------------------------
 
 
@@ -203,6 +284,16 @@ def _say(line: str) -> None:
 
 def _show(options: Options, facts: dict[str, Any], text: str) -> int:
     print(json.dumps(facts, indent=1, default=str) if options.json else text)
+    return OK
+
+
+def _save_and_show(options: Options, report: dict[str, Any], text: str) -> int:
+    """Print the text and, with --json F, write the report."""
+    if options.json is not None:
+        from captionbert.artifacts.files import write_json
+
+        write_json(options.json, report)
+    print(text)
     return OK
 
 
@@ -242,6 +333,11 @@ def build_parser() -> argparse.ArgumentParser:
         _verb(verbs, "evaluate", evaluate, "evaluate runs/cats/model --data sts --json scores.json")
     )
     _info_options(_verb(verbs, "info", info, "info runs/cats/model"))
+    _probe_options(
+        verbs.add_parser(
+            "probe", help="coverage, lookup, interventions, show: what a corpus or a frozen model holds"
+        )
+    )
     _distill_options(
         _verb(
             verbs,
@@ -333,7 +429,9 @@ def _consensus_options(parser: argparse.ArgumentParser) -> None:
         step.add_argument(
             "--sample-rows", type=int, default=24_000, metavar="N", help="rows the maps are fitted on [24000]"
         )
-        step.add_argument("--force", action="store_true", help="fit with fewer than 10 rows a coordinate")
+        step.add_argument(
+            "--force", action="store_true", help="go on with fewer than 10 fit rows a coordinate"
+        )
         _json_flag(step)
 
 
@@ -350,7 +448,7 @@ def _corpus_options(parser: argparse.ArgumentParser, *, required: bool, note: st
         type=int,
         default=2000,
         metavar="N",
-        help="captions kept out of training, 5 %% at most [2000]",
+        help="captions kept out of training, 1 or more, 5 %% at most [2000]",
     )
 
 
@@ -409,6 +507,96 @@ def _info_options(parser: argparse.ArgumentParser) -> None:
     _json_flag(parser)
 
 
+def _probe_options(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Probes of a corpus, or of a frozen model with structured positions."
+    kinds = parser.add_subparsers(dest="probe", metavar="PROBE", required=True)
+    command = "probe coverage paragraphs.txt --json coverage.json"
+    _coverage_options(_verb(kinds, "coverage", probe_coverage, command))
+    command = "probe lookup runs/cats/run --captions paragraphs.txt --search-heads --json lookup.json"
+    _lookup_options(_verb(kinds, "lookup", probe_lookup, command))
+    command = "probe interventions runs/cats/run --captions paragraphs.txt --dev-pairs stsb-dev.jsonl"
+    _interventions_options(_verb(kinds, "interventions", probe_interventions, command))
+    command = 'probe show "A dog runs. The dog sleeps." --model runs/cats/run --html dog.html'
+    _show_options(_verb(kinds, "show", probe_show, command))
+
+
+def _coverage_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "corpus",
+        nargs="+",
+        metavar="CORPUS",
+        help=".txt, .jsonl (or .gz), .parquet, a corpus or consensus folder, or datasets:ID@REVISION",
+    )
+    add("--column", metavar="NAME", help="text column of JSONL or Parquet [text, caption or sentence]")
+    add(
+        "--tokenizer",
+        default="packaged:minilm",
+        metavar="T",
+        help="folder or packaged:NAME [packaged:minilm]",
+    )
+    add("--max-length", type=int, default=256, metavar="N", help="rows are cut at N tokens [256]")
+    add("--json", type=Path, metavar="F", help="write the report to F")
+
+
+def _sample_options(parser: argparse.ArgumentParser) -> None:
+    """What the probes of a model on a sample of captions share."""
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL", help="exported folder, run or checkpoint")
+    add("--captions", required=True, metavar="F", help="file or corpus folder to draw captions from")
+    add("--column", metavar="NAME", help="text column of JSONL or Parquet [text, caption or sentence]")
+    add("--rows", type=int, default=4096, metavar="N", help="captions to draw [4096]")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the draw [0]")
+    add(
+        "--max-length", type=int, metavar="N", help="captions are cut at N tokens [256, or the model's limit]"
+    )
+    add("--batch-tokens", type=int, default=4096, metavar="N", help="tokens of one forward pass [4096]")
+    add("--json", type=Path, metavar="F", help="write the report to F")
+    _head_options(parser)
+
+
+def _head_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--head", metavar="L:H", help="layer from 1, head from 0 [the model's designated head]")
+    add("--dtype", choices=DTYPES, help="number type of the weights [as stored]")
+    add(
+        "--trust-remote-code",
+        action="store_true",
+        help="run the folder's own code where it differs from this package",
+    )
+
+
+def _lookup_options(parser: argparse.ArgumentParser) -> None:
+    _sample_options(parser)
+    add = parser.add_argument
+    add("--search-heads", action="store_true", help="also report the best head of every layer, as a search")
+    add(
+        "--arrays", type=Path, metavar="F.npz", help="write row numbers and raw values of each query to F.npz"
+    )
+
+
+def _interventions_options(parser: argparse.ArgumentParser) -> None:
+    _sample_options(parser)
+    add = parser.add_argument
+    add("--dev-pairs", type=Path, metavar="F", help="JSONL of STS-B dev; adds its Spearman correlation")
+    add("--consensus", type=Path, metavar="DIR", help="adds the target cosine on its held-out captions")
+    add(
+        "--seed-of-start",
+        type=int,
+        metavar="N",
+        help="seed of the fresh start [the run's, from its config/recipe.yaml]",
+    )
+
+
+def _show_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("text", metavar="TEXT", help="a caption, best one in which a word occurs twice")
+    add("--model", type=Path, required=True, metavar="FOLDER", help="exported folder, run or checkpoint")
+    add("--html", type=Path, required=True, metavar="F", help="page to write")
+    add("--max-length", type=int, metavar="N", help="show N tokens at most [512]")
+    _head_options(parser)
+
+
 def _distill_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     _corpus_options(parser, required=True)
@@ -423,7 +611,7 @@ def _distill_options(parser: argparse.ArgumentParser) -> None:
         help="change a setting of the recipe; repeatable",
     )
     add("--data", type=Path, metavar="DIR", help="folder of STS files to evaluate on, without a network")
-    add("--force", action="store_true", help="fit with fewer than 10 rows a coordinate")
+    add("--force", action="store_true", help="go on with fewer than 10 fit rows a coordinate")
     add("--redo", metavar="STAGE", help="make this stage and all after it again")
     _json_flag(parser)
 

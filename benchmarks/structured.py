@@ -31,7 +31,7 @@ LIMITS = {"hierarchical": 1.08, "whole-key-lookup": 1.12}  # of time; of memory 
 MEMORY_LENGTH = 8192
 
 
-def make_model(preset: str) -> CaptionBertModel:
+def make_model(preset: str) -> Any:
     """A seeded full-size model in fp32."""
     torch.manual_seed(0)
     return CaptionBertModel(CaptionBertConfig.from_preset(preset)).eval()
@@ -130,7 +130,8 @@ def main() -> None:
     times, memory, rates = [], [], {}
     for dtype in dtypes:
         for shape in options.shapes.split(","):
-            for row in compare_times(dtype, *map(int, shape.split("x")), options.rounds):
+            rows, length = map(int, shape.split("x"))
+            for row in compare_times(dtype, rows, length, options.rounds):
                 times.append(row)
                 print(json.dumps(row))
         memory.append(compare_memory(dtype))

@@ -153,7 +153,12 @@ class _Bench:
         place = self.kept / f"{key[:24]}.json" if self.kept is not None else None
         if place is not None and place.is_file():
             return read_json(place, kind="captionbert-parity-case")
-        row = {"kind": "captionbert-parity-case", "name": case.name, "dtype": dtype, "tokens": case.tokens}
+        row: dict[str, Any] = {
+            "kind": "captionbert-parity-case",
+            "name": case.name,
+            "dtype": dtype,
+            "tokens": case.tokens,
+        }
         row |= self._ask_both(case, reference, export)
         if case.study == "right" and dtype == "fp32" and "movement" in row:
             row["problems"] += padding_problems(row["movement"])

@@ -19,6 +19,7 @@ from captionbert.cli import main
 
 VERBS = ["embed", "consensus embed", "consensus fit", "consensus targets", "consensus audit"]
 VERBS += ["export", "parity", "evaluate", "info", "distill", "scenes"]
+VERBS += ["probe coverage", "probe lookup", "probe interventions", "probe show"]
 TEXTS = ["a man runs.", "two dogs play in a park.", "a black cat sleeps at night"]
 
 
@@ -60,7 +61,7 @@ def test_help_of_each_verb_shows_an_example(verb: str, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["frobnicate"], ["consensus"], ["export"], ["embed", "--no-such-option"]]
+    "words", [[], ["frobnicate"], ["consensus"], ["probe"], ["export"], ["embed", "--no-such-option"]]
 )
 def test_wrong_arguments_exit_with_2(words: list[str], capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -206,6 +207,21 @@ def test_a_line_that_is_not_utf8_is_named_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_loaded(
+    embed, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr(
+        "captionbert.export.load.load_encoder", lambda *_, **__: pytest.fail("a model was loaded")
+    )
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    below = tmp_path / "texts.txt" / "new"  # a file in the way
+    assert embed("--file", tmp_path / "texts.txt", "--out", below / "v.npy") == 2
+    assert f"{below}: cannot be written" in capsys.readouterr().err
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
+    assert embed("--file", tmp_path / "texts.txt", "--out", tmp_path / "v.npy") == 2
+    assert "Read-only file system" in capsys.readouterr().err
+
+
 def test_many_texts_need_a_file(embed, monkeypatch, capsys) -> None:
     monkeypatch.setattr("captionbert.distill.embedding.FEW_TEXTS", 2)
     assert embed(*TEXTS) == 2
@@ -294,6 +310,17 @@ def test_consensus_steps_do_the_steps_before_them_when_told_of_the_input(
         assert main([*words, "--corpus", "a.txt"]) == 2
 
 
+def test_consensus_embed_is_told_of_the_fit_to_come(monkeypatch, tmp_path: Path) -> None:
+    from captionbert.artifacts.files import write_json
+
+    write_json(tmp_path / "report.json", {"kind": "consensus-report"})
+    run = Recorder()
+    monkeypatch.setattr("captionbert.consensus.build.embed", run)
+    words = ["consensus", "embed", "--corpus", "a.txt", "--teachers", "minilm", "--out", str(tmp_path)]
+    assert main([*words, "--force", "--sample-rows", "9", "--held-out", "7"]) == 0
+    assert (run.kwargs["force"], run.kwargs["sample_rows"], run.kwargs["held_out"]) == (True, 9, 7)
+
+
 @pytest.mark.parametrize("sound", [True, False])
 def test_audit_exit_status_is_its_verdict(monkeypatch, sound: bool) -> None:
     monkeypatch.setattr("captionbert.consensus.build.audit", Recorder({"ok": sound, "problems": []}))
@@ -336,3 +363,89 @@ def test_info_tells_a_model_folder(folder: Path, capsys) -> None:
     assert main(["info", str(folder)]) == 0
     assert "kind: model" in capsys.readouterr().out
     assert main(["info", str(folder / "nothing")]) == 2
+
+
+# ---- probes
+
+
+@pytest.fixture
+def structured_folder(structured_model, tiny_tokenizer_dir: Path, tmp_path: Path) -> Path:
+    out = tmp_path / "structured"
+    structured_model(reads=True).save_pretrained(out)
+    for file in tiny_tokenizer_dir.iterdir():
+        shutil.copy(file, out)
+    return out
+
+
+@pytest.fixture
+def paragraphs(tmp_path: Path, captions: list[str]) -> str:
+    lines = [f"{a} {a} {b}" for a, b in zip(captions[:20], captions[20:])]
+    (tmp_path / "paragraphs.txt").write_text("\n".join(lines), encoding="utf-8")
+    return str(tmp_path / "paragraphs.txt")
+
+
+def test_probe_coverage_prints_a_table_and_writes_json(
+    tiny_tokenizer_dir: Path, paragraphs: str, tmp_path: Path, capsys
+) -> None:
+    words = ["probe", "coverage", paragraphs, paragraphs, "--tokenizer", str(tiny_tokenizer_dir)]
+    assert main([*words, "--max-length", "12", "--json", str(tmp_path / "c.json")]) == 0
+    assert "rows at the ceiling of 12" in capsys.readouterr().out
+    report = json.loads((tmp_path / "c.json").read_text())
+    assert report["kind"] == "corpus-coverage"
+    assert report["rows"] == 40
+    assert set(report["corpora"]) == {"paragraphs.txt"}
+    assert main([*words, "--max-length", "1"]) == 2
+    assert main(["probe", "coverage", "none.txt", "--tokenizer", str(tiny_tokenizer_dir)]) == 2
+    assert main(["probe", "coverage", paragraphs, "--tokenizer", "nowhere"]) == 2
+
+
+def test_probe_lookup_reports_draws_and_refuses(
+    structured_folder: Path, folder: Path, paragraphs: str, tmp_path: Path, capsys
+) -> None:
+    words = ["probe", "lookup", str(structured_folder), "--captions", paragraphs, "--rows", "9"]
+    files = ["--json", str(tmp_path / "l.json"), "--arrays", str(tmp_path / "l.npz")]
+    assert main([*words, "--search-heads", *files]) == 0
+    out = capsys.readouterr().out
+    assert "9 of 20 captions" in out
+    assert "100.00%" in out
+    assert "search: " in out
+    report = json.loads((tmp_path / "l.json").read_text())
+    assert report["lookup"]["all"]["top_one"]["query_mean"] == 1.0
+    assert len(np.load(tmp_path / "l.npz")["sample_rows"]) == 9
+    for bad, message in (
+        (["--head", "7:0"], "head 7:0: this model has layers 1..3"),
+        (["--head", "one"], "expected LAYER:HEAD"),
+        (["--rows", "0"], "rows is 0"),
+        (["--max-length", "999"], "this model reads 2 to 256 tokens"),
+    ):
+        assert main([*words, *bad]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["probe", "lookup", str(folder), "--captions", paragraphs]) == 2
+    assert "no designated head" in capsys.readouterr().err
+    assert main(["probe", "lookup", str(tmp_path / "none"), "--captions", paragraphs]) == 2
+
+
+def test_probe_interventions_writes_what_it_prints(
+    structured_folder: Path, paragraphs: str, tmp_path: Path, capsys
+) -> None:
+    words = ["probe", "interventions", str(structured_folder), "--captions", paragraphs]
+    assert main([*words, "--json", str(tmp_path / "i.json")]) == 0
+    assert "fresh start        does not apply: no seed" in capsys.readouterr().out
+    (structured_folder / "config").mkdir()  # a run has its recipe beside its checkpoints
+    (structured_folder / "config" / "recipe.yaml").write_text("seed: 4\n")
+    assert main([*words, "--json", str(tmp_path / "i.json")]) == 0
+    assert "model bit-identical afterwards: yes" in capsys.readouterr().out
+    report = json.loads((tmp_path / "i.json").read_text())
+    assert report["seed"] == 4
+    assert [row["name"] for row in report["conditions"] if row["applies"]][-1] == "fresh start"
+    assert main([*words, "--seed-of-start", "5", "--json", str(tmp_path / "i.json")]) == 0
+    assert json.loads((tmp_path / "i.json").read_text())["seed"] == 5
+
+
+def test_probe_show_writes_a_page(structured_folder: Path, folder: Path, tmp_path: Path, capsys) -> None:
+    words = ["probe", "show", "two dogs. two dogs play", "--html", str(tmp_path / "p.html"), "--model"]
+    assert main([*words, str(structured_folder)]) == 0
+    assert "11 tokens, 2 lookups" in capsys.readouterr().out
+    assert "<!doctype html>" in (tmp_path / "p.html").read_text(encoding="utf-8")
+    assert main([*words, str(folder)]) == 2
+    assert main([*words, str(folder), "--head", "1:1"]) == 0

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from captionbert.artifacts.errors import InputError
+from captionbert.probes.coverage import nothing_to_look_up
 from captionbert.probes.word_records import LookupTargets, Vocabulary, lookup_targets
 from captionbert.training.order import Plan
 
@@ -100,11 +101,7 @@ def check_lookups(captions: Captions, rows: np.ndarray, tokenize: Tokenize, voca
         ids = tokenize(captions.texts(rows[start : start + _SCAN_ROWS]))
         if len(lookup_targets(ids, vocabulary).row):
             return
-    raise InputError(
-        f"loss.lookup_weight: none of {len(rows)} training captions repeats an eligible word (three letters or more, "
-        "no function word), so there is nothing to look up (`captionbert probe coverage` counts them): train on "
-        "longer captions, e.g. several of one image joined, or set loss.lookup_weight=0"
-    )
+    raise nothing_to_look_up("loss.lookup_weight", len(rows))
 
 
 class Loader:

@@ -1,0 +1,462 @@
+"""Frozen interventions: one part of a trained model is taken away, and everything is measured again.
+
+    with binding_off(model):
+        ...              # the same weights, no word keys; the model is bit-identical afterwards
+
+Each is a context manager that puts config and tensors back bit for bit, also after an error. `probe_interventions`
+measures the intact model and every condition, and compares digests of all tensors and of the config before and after.
+"""
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from captionbert.artifacts.errors import InputError
+from captionbert.artifacts.files import sha256_file
+from captionbert.artifacts.progress import progress
+from captionbert.consensus.captions import open_corpus
+from captionbert.consensus.targets import open_targets
+from captionbert.encoding_captionbert import token_ids
+from captionbert.probes.dev_pairs import DevPairs, pair_spearman, read_dev_pairs
+from captionbert.probes.geometry import geometry, target_cosine
+from captionbert.probes.lookup import (
+    Head,
+    check_head,
+    checked_length,
+    configured_head,
+    read_queries,
+    require_targets,
+    summarise,
+)
+from captionbert.probes.texts import Sample
+from captionbert.probes.word_records import LookupTargets, Vocabulary
+
+PHASE_DRAW = 0x9E3779B9  # xor with the hash seed: the other draw of phases
+_LEAST_ROWS = 5  # fewer vectors span no simplex
+
+
+# ---- the interventions ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def changed_config(model: Any, **fields: Any) -> Iterator[None]:
+    """The model with other config fields, which it reads at every forward pass."""
+    before = {name: getattr(model.config, name) for name in fields}
+    try:
+        for name, value in fields.items():
+            setattr(model.config, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(model.config, name, value)
+
+
+@contextmanager
+def changed_tensors(model: Any, tensors: dict[str, torch.Tensor]) -> Iterator[None]:
+    """The model with other values in some of its parameters and buffers, by name."""
+    own = dict(model.named_parameters()) | dict(model.named_buffers())
+    before = {name: own[name].detach().clone() for name in tensors}
+
+    def put(values: dict[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in values.items():
+                own[name].copy_(value)
+
+    try:
+        put(tensors)
+        yield
+    finally:
+        put(before)
+
+
+def zero_phases(model: Any) -> AbstractContextManager[None]:
+    """Every word key has phase 0; the record norm stays."""
+    return changed_config(model, lexical_phases=False)
+
+
+def binding_off(model: Any) -> AbstractContextManager[None]:
+    """The designated head turns by position and address like any other; the record norm goes too."""
+    return changed_config(model, binding="none", record_norm=None)
+
+
+def record_norm_off(model: Any) -> AbstractContextManager[None]:
+    """The keys of records keep the lengths that the weights give them."""
+    return changed_config(model, record_norm=None)
+
+
+def new_phases(model: Any) -> AbstractContextManager[None]:
+    """Key phases of another hash seed."""
+    return changed_config(model, hash_seed=model.config.hash_seed ^ PHASE_DRAW)
+
+
+def addresses_off(model: Any) -> AbstractContextManager[None]:
+    """The address planes are not turned; the position planes are."""
+    return changed_config(model, rotate_addresses=False)
+
+
+def flat_values(model: Any) -> AbstractContextManager[None]:
+    """Every row of a digit's value table is its row 0: the value path no longer tells addresses apart."""
+    values = model.embeddings.address_values.detach()  # [digits, base, D]
+    return changed_tensors(model, {"embeddings.address_values": values[:, :1].expand_as(values).clone()})
+
+
+def fresh_start(model: Any, seed: int) -> AbstractContextManager[None]:
+    """The weights that training began with: those of a new model after `torch.manual_seed(seed)`."""
+    devices = [] if model.device.type == "cpu" else [model.device]
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        start = type(model)(copy.deepcopy(model.config))
+    return changed_tensors(model, {name: value.detach() for name, value in start.named_parameters()})
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One intervention, and how to read it.
+
+    Attributes:
+        name: in reports. removes: what it takes away. also: what goes or stays with it. refuted_by: the outcome that
+            would show that the part did not do what it is there for.
+        apply: the context manager of a model. missing: why it does not apply to a config, or None.
+    """
+
+    name: str
+    removes: str
+    also: str
+    refuted_by: str
+    apply: Callable[[Any], AbstractContextManager[None]]
+    missing: Callable[[Any], str | None]
+
+
+def _needs_structure(config: Any) -> str | None:
+    if config.position_type == "structured":
+        return None
+    return f"position_type is {config.position_type!r}: no addresses and no word keys"
+
+
+def _needs_binding(config: Any) -> str | None:
+    return _needs_structure(config) or (
+        "binding is 'none': no word keys" if config.binding == "none" else None
+    )
+
+
+def _needs_norm(config: Any) -> str | None:
+    return _needs_binding(config) or ("record_norm is None" if config.record_norm is None else None)
+
+
+def conditions(seed: int | None, seed_note: str = "") -> tuple[Condition, ...]:
+    """Every condition, the fresh start from `seed` last; without a seed it does not apply."""
+    no_seed = None if seed is not None else "no seed: give a run folder, or --seed-of-start"
+    start = f"all training: the weights are those of the start, from seed {seed}{seed_note}"
+    return (
+        Condition(
+            "zero phases",
+            "the differences between word keys: every phase is 0",
+            "the record norm stays; bound positions have no position or address angle, as before",
+            "lookup as good as intact: words were told apart by something else",
+            zero_phases,
+            _needs_binding,
+        ),
+        Condition(
+            "binding off",
+            "word keys: the designated head turns by position and address",
+            "the record norm is bypassed too, and bound positions get their position and address angles back",
+            "lookup as good as intact: word keys were not used",
+            binding_off,
+            _needs_binding,
+        ),
+        Condition(
+            "record norm off",
+            "the equal length of record keys in the designated head",
+            "key phases stay; records may draw less, or more, attention from every query",
+            "nothing moves: the norm was not needed after training",
+            record_norm_off,
+            _needs_norm,
+        ),
+        Condition(
+            "new phases",
+            "the phases that were trained with: another hash seed",
+            "nothing else: equal words still have equal phases, different words still differ",
+            "lookup falls: particular phases were learned instead of equality",
+            new_phases,
+            _needs_binding,
+        ),
+        Condition(
+            "addresses off",
+            "the turns of the address planes, in every head",
+            "position planes stay, and so do the value tables and key phases; bound positions had none of these turns "
+            "in the designated head",
+            "nothing moves: attention did not read addresses",
+            addresses_off,
+            _needs_structure,
+        ),
+        Condition(
+            "flat values",
+            "differences between addresses in the value path: each table's rows are its row 0",
+            "tokens with an address still differ from those without; the rotations stay",
+            "nothing moves: the value tables carried no address",
+            flat_values,
+            _needs_structure,
+        ),
+        Condition(
+            "fresh start",
+            start,
+            "the structure stays: addresses, word keys and the record norm, where the model has them",
+            "lookup far above uniform: the structure alone finds records, and training shows nothing",
+            partial(fresh_start, seed=seed or 0),
+            lambda config: no_seed,
+        ),
+    )
+
+
+# ---- identity ---------------------------------------------------------------------------------------------
+
+
+def tensors_digest(model: Any) -> str:
+    """SHA-256 over name, type, shape and bytes of every parameter and buffer."""
+    digest = sha256()
+    for name, value in sorted((dict(model.named_parameters()) | dict(model.named_buffers())).items()):
+        value = value.detach().cpu().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def config_digest(model: Any) -> str:
+    """SHA-256 over every attribute of the config object."""
+    return sha256(json.dumps(vars(model.config), sort_keys=True, default=repr).encode()).hexdigest()
+
+
+def identity(model: Any) -> dict[str, str]:
+    """Both digests."""
+    return {"tensors": tensors_digest(model), "config": config_digest(model)}
+
+
+def registered_seed(path: str | Path) -> tuple[int, str] | None:
+    """The seed of a run and a note on its start, from config/recipe.yaml of the run that `path` is or lies in.
+
+    None where there is no such file.
+
+    Raises:
+        InputError: the recipe has no whole seed.
+    """
+    path = Path(path).resolve()
+    for folder in (path, *list(path.parents)[:3]):  # RUN/checkpoints/final/model is the deepest
+        file = folder / "config" / "recipe.yaml"
+        if not file.is_file():
+            continue
+        recipe = yaml.safe_load(file.read_text(encoding="utf-8"))
+        seed = recipe.get("seed") if isinstance(recipe, dict) else None
+        if not isinstance(seed, int):
+            raise InputError(f"{file}: expected a whole number as seed, found {seed!r}")
+        source = (recipe.get("model") or {}).get("init_embeddings_from")
+        note = f" (the run's token table began as {source}; here it is random)" if source else ""
+        return seed, note
+    return None
+
+
+# ---- what is measured -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """What each condition is measured on; everything but the captions may be absent.
+
+    Attributes:
+        ids, targets: the caption sample and its lookups; None where the model has no head to read.
+        head: that is read.
+        pair_ids, pairs: STS-B dev, first sentences, then second.
+        held_ids, held_targets: held-out captions of a consensus and their target vectors [n, E].
+        about: where all of it comes from, for the report.
+    """
+
+    ids: list[list[int]]
+    targets: LookupTargets | None
+    head: Head | None
+    pair_ids: list[list[int]]
+    pairs: DevPairs | None
+    held_ids: list[list[int]]
+    held_targets: np.ndarray | None
+    about: dict[str, Any]
+
+
+def gather(
+    model: Any,
+    tokenizer: Any,
+    sample: Sample,
+    *,
+    head: Head | None = None,
+    dev_pairs: Path | None = None,
+    consensus: Path | None = None,
+    max_length: int | None = None,
+) -> Material:
+    """Read and tokenise what the conditions are measured on.
+
+    Raises:
+        InputError: a missing or unfit file, captions in which no word repeats, a consensus without held-out rows or
+            with targets of another width.
+    """
+    length = checked_length(model.config, max_length)
+    own = configured_head(model.config) if head is None else check_head(head, model.config)
+    ids = token_ids(tokenizer, sample.texts, length)
+    targets = require_targets(ids, Vocabulary.from_tokenizer(tokenizer), sample) if own else None
+    about: dict[str, Any] = {"sample": sample.as_dict(), "max_length": length}
+    pairs, pair_ids = None, []
+    if dev_pairs is not None:
+        pairs = read_dev_pairs(dev_pairs)
+        pair_ids = token_ids(tokenizer, pairs.first + pairs.second, length)
+        about["dev_pairs"] = {dev_pairs.name: sha256_file(dev_pairs), "pairs": len(pairs.scores)}
+    held_ids, held_targets = [], None
+    if consensus is not None:
+        texts, held_targets, about["held_out"] = _held_out(consensus, model.config.projection_dim)
+        held_ids = token_ids(tokenizer, texts, length)
+    return Material(ids, targets, own, pair_ids, pairs, held_ids, held_targets, about)
+
+
+def _held_out(consensus: Path, width: int) -> tuple[list[str], np.ndarray, dict[str, Any]]:
+    """Texts and targets [n, E] of the rows that a consensus keeps out of training."""
+    corpus = open_corpus(consensus / "corpus")
+    targets = open_targets(consensus, corpus=corpus)
+    rows = np.flatnonzero(corpus.held_out)
+    if len(rows) < _LEAST_ROWS:
+        raise InputError(f"{consensus}: {len(rows)} held-out captions; a target cosine needs {_LEAST_ROWS}")
+    if targets.width != width:
+        raise InputError(
+            f"{targets.folder}: targets of {targets.width} coordinates, the model's vectors have {width}; give the "
+            "consensus that the model was trained on"
+        )
+    about = {"corpus": corpus.digest, "frame_id": targets.frame_id, "rows": len(rows)}
+    return corpus.texts(rows), targets.vectors(rows), about
+
+
+def measure(model: Any, material: Material, batch_tokens: int = 4096) -> dict[str, Any]:
+    """The gauges of the model as it is now."""
+    found: dict[str, Any] = {}
+    none = LookupTargets(*(np.zeros(0, dtype=kind) for kind in (np.int64, np.int64, np.int64, bool, bool)))
+
+    def vectors_of(ids: list[list[int]]) -> np.ndarray:
+        return read_queries(model, ids, none, [(1, 0)], batch_tokens).vectors
+
+    if material.targets is not None and material.head is not None:
+        readings = read_queries(model, material.ids, material.targets, [material.head], batch_tokens)
+        vectors = readings.vectors
+        found["lookup"] = summarise(readings)
+        agrees = readings.agrees
+        found["target_agreement"] = None if agrees is None else float(agrees.mean())
+    else:
+        vectors = vectors_of(material.ids)
+    if material.pairs is not None:
+        found["dev_spearman"] = pair_spearman(vectors_of(material.pair_ids), material.pairs.scores)
+    if material.held_targets is not None:
+        vectors = vectors_of(material.held_ids)
+        found["target_cosine"] = target_cosine(vectors, material.held_targets)
+    if len(vectors) >= _LEAST_ROWS:
+        found["geometry"] = geometry(vectors).as_dict()
+    return found
+
+
+def probe_interventions(
+    model: Any,
+    material: Material,
+    *,
+    seed: int | None,
+    seed_note: str = "",
+    batch_tokens: int = 4096,
+) -> dict[str, Any]:
+    """Measure the intact model and every condition; the JSON report.
+
+    Raises:
+        RuntimeError: tensors or config are not bit-identical afterwards.
+    """
+    before = identity(model)
+    rows: list[dict[str, Any]] = [
+        {"name": "intact", "applies": True, **measure(model, material, batch_tokens)}
+    ]
+    for condition in progress(conditions(seed, seed_note), desc="interventions", unit="condition"):
+        row = {
+            "name": condition.name,
+            "removes": condition.removes,
+            "also": condition.also,
+            "refuted_by": condition.refuted_by,
+        }
+        missing = condition.missing(model.config)
+        if missing is not None:
+            rows.append(row | {"applies": False, "why_not": missing})
+            continue
+        with condition.apply(model):
+            rows.append(row | {"applies": True, **measure(model, material, batch_tokens)})
+        _require_same(before, identity(model), condition.name)
+    return {
+        "kind": "interventions",
+        **material.about,
+        "head": None if material.head is None else {"layer": material.head[0], "head": material.head[1]},
+        "seed": seed,
+        "conditions": rows,
+        "identity": {"before": before, "after": identity(model)},
+    }
+
+
+def _require_same(before: dict[str, str], after: dict[str, str], name: str) -> None:
+    if before != after:
+        changed = [part for part in before if before[part] != after[part]]
+        raise RuntimeError(
+            f"after the condition {name!r} the model's {' and '.join(changed)} are not what they were; this is a fault "
+            "of the probe, and no number of this run counts"
+        )
+
+
+# ---- printed ----------------------------------------------------------------------------------------------
+
+
+def render(report: dict[str, Any]) -> str:
+    """The report as a table, then what each condition removes."""
+    head, sample = report["head"], report["sample"]
+    where = "no head to read" if head is None else f"layer {head['layer']}, head {head['head']}"
+    columns = ("top-one", "P(record)", "non-ending", "dev Spearman", "target cos", "eff. rank", "CV")
+    lines = [
+        f"{sample['rows']} of {sample['of']} captions (seed {sample['seed']}), cut at {report['max_length']} tokens; "
+        f"lookup: {where}",
+        f"{'condition':<17}" + "".join(f"{c:>13}" for c in columns),
+    ]
+    for row in report["conditions"]:
+        if row["applies"]:
+            lines.append(f"{row['name']:<17}" + "".join(f"{cell:>13}" for cell in _cells(row)))
+        else:
+            lines.append(f"{row['name']:<17}  does not apply: {row['why_not']}")
+    random = next((r["geometry"]["cv_random"] for r in report["conditions"] if "geometry" in r), None)
+    if random is not None:
+        lines.append(f"CV of random unit vectors of this width: {random:.3f}")
+    for row in report["conditions"][1:]:
+        if row["applies"]:
+            lines += ["", f"{row['name']}: removes {row['removes']}.", f"  With it: {row['also']}."]
+            lines.append(f"  It would be refuted by: {row['refuted_by']}.")
+    same = report["identity"]["before"] == report["identity"]["after"]
+    lines += ["", f"model bit-identical afterwards: {'yes' if same else 'NO'}"]
+    return "\n".join(lines)
+
+
+def _cells(row: dict[str, Any]) -> Sequence[str]:
+    table, gauges = row.get("lookup", {}), row.get("geometry")
+    whole, inner = (table.get(name, {}) for name in ("all", "non-ending"))
+
+    def share(block: dict[str, Any]) -> str:
+        return f"{block['top_one']['query_mean']:.2%}" if "top_one" in block else "-"
+
+    return (
+        share(whole),
+        f"{whole['probability']['query_mean']:.4f}" if "probability" in whole else "-",
+        share(inner),
+        f"{row['dev_spearman']:.4f}" if "dev_spearman" in row else "-",
+        f"{row['target_cosine']:.4f}" if "target_cosine" in row else "-",
+        f"{gauges['effective_rank']:.1f}" if gauges else "-",
+        f"{gauges['cv']:.3f}" if gauges else "-",
+    )
