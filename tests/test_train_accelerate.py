@@ -145,7 +145,9 @@ def test_a_structured_run_learns_to_look_up_and_resumes_exactly(
 
 
 def test_a_lookup_loss_needs_something_to_look_up(tmp_path: Path, recipe_file: Path, consensus: Path) -> None:
-    with pytest.raises(InputError, match=r"loss.lookup_weight: none of 190 captions repeats an eligible word"):
+    with pytest.raises(
+        InputError, match=r"loss.lookup_weight: none of 190 captions repeats an eligible word"
+    ):
         train_accelerate.run(structured(recipe_file, consensus), tmp_path / "run")
     with pytest.raises(
         InputError, match=r"loss.lookup_weight is 0.1, but captionbert-mini has no designated head"
