@@ -289,11 +289,17 @@ def _show(options: Options, facts: dict[str, Any], text: str) -> int:
 
 def _save_and_show(options: Options, report: dict[str, Any], text: str) -> int:
     """Print the text and, with --json F, write the report."""
+    print(text)
     if options.json is not None:
+        from captionbert.artifacts.errors import InputError
         from captionbert.artifacts.files import write_json
 
-        write_json(options.json, report)
-    print(text)
+        try:
+            write_json(options.json, report)
+        except OSError as error:
+            raise InputError(
+                f"--json {options.json}: not written ({error}); the result stands above"
+            ) from None
     return OK
 
 

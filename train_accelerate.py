@@ -106,9 +106,7 @@ def open_inputs(recipe: Recipe) -> Inputs:
             "`captionbert consensus`), or both data.corpus and data.targets"
         )
     captions = open_corpus(Path(corpus))
-    location, arguments = resolve_tokenizer(data.tokenizer)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(location, **arguments)
-    return Inputs(captions, open_targets(Path(targets)), tokenizer)
+    return Inputs(captions, open_targets(Path(targets)), _load_tokenizer(recipe))
 
 
 def run_on(recipe: Recipe, out: str | Path, inputs: Inputs, *, stop_after: int | None = None) -> Path:
@@ -136,12 +134,34 @@ def check_rows(recipe: Recipe, captions: Corpus) -> tuple[np.ndarray, np.ndarray
     Needs the captions alone, so that it can be asked before they are embedded.
 
     Raises:
-        InputError: nothing is held out, fewer training rows than data.rows or than one batch, or no whole step.
+        InputError: nothing is held out, fewer training rows than data.rows or than one batch, no whole step, or a
+            warm-up as long as the run.
     """
     training, held_out = split_rows(captions, recipe.data.rows)
     steps = _stated_steps(recipe, len(training))
     Plan(len(training), recipe.schedule.batch_size, recipe.seed, 1 if steps is None else steps)
+    if steps is not None:
+        warmup_steps(recipe.schedule.warmup, steps)
     return training, held_out
+
+
+def check_recipe(recipe: Recipe, captions: Corpus) -> None:
+    """Everything that can be asked of a recipe and its captions before they are embedded.
+
+    Raises:
+        InputError: see check_rows, student_config and check_lookups.
+    """
+    training, _ = check_rows(recipe, captions)
+    tokenizer = _load_tokenizer(recipe)
+    student_config(recipe, tokenizer, recipe.model.overrides.get("projection_dim", 768))
+    if recipe.loss.lookup_weight:
+        vocabulary = Vocabulary.from_tokenizer(tokenizer)
+        check_lookups(captions, training, _tokenize(recipe, tokenizer), vocabulary)
+
+
+def _load_tokenizer(recipe: Recipe) -> Any:
+    location, arguments = resolve_tokenizer(recipe.data.tokenizer)
+    return transformers.AutoTokenizer.from_pretrained(location, **arguments)
 
 
 def _accelerator(recipe: Recipe, run_folder: Path) -> Accelerator:
@@ -192,10 +212,12 @@ def prepare(
         check_lookups(inputs.captions, training, _tokenize(recipe, inputs.tokenizer), vocabulary)
     resolved = [_resolve_steps(recipe, len(training), build)]
     broadcast_object_list(resolved)
+    # Built before anything is written: a recipe that is refused here may be corrected and run again.
+    session = build(resolved[0], identity_digest(new))
     if accelerator.is_main_process:
         _write_config(run_folder, recipe, new, resolved[0], inputs.tokenizer)
     accelerator.wait_for_everyone()
-    return build(resolved[0], identity_digest(new)), None
+    return session, None
 
 
 def _standing(run_folder: Path, new: dict[str, Any]) -> tuple[str, int, Path | None] | None:

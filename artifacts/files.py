@@ -89,11 +89,15 @@ def probe_writable(folder: str | Path) -> None:
     Raises:
         InputError: that fails (read-only, a file in the way, no space): found before any long work.
     """
-    probe = Path(folder) / ".probe"
+    folder = Path(folder)
     try:
-        with publish_file(probe) as temporary:
-            temporary.write_bytes(b"probe")
-        probe.unlink(missing_ok=True)  # another process may probe the same folder
+        folder.mkdir(parents=True, exist_ok=True)
+        # Both names are new ones: nothing that lies in the folder may be replaced.
+        handle, name = tempfile.mkstemp(prefix=".tmp-probe-", dir=folder)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(b"probe")
+        os.replace(name, f"{name}.renamed")
+        os.unlink(f"{name}.renamed")
     except OSError as error:
         raise InputError(f"{folder}: cannot be written ({error}); choose another output folder") from None
 

@@ -324,9 +324,9 @@ class _Line:
 
     def _check_recipe(self) -> None:
         """Refuse a recipe that cannot train on these captions: found now, not after hours of embedding."""
-        from captionbert.train_accelerate import check_rows
+        from captionbert.train_accelerate import check_recipe
 
-        check_rows(self.recipe, open_corpus(self.consensus / "corpus"))
+        check_recipe(self.recipe, open_corpus(self.consensus / "corpus"))
 
     def _embed_first(self, count: int) -> None:
         """Embed with the first `count` teachers; those done already are only looked at."""

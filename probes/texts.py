@@ -66,11 +66,11 @@ class Captions:
         folder = _corpus_folder(word)
         if folder is None:
             source = open_source(word)
-            self.identity[source.name] = source.identity
+            self.identity[word if source.name in self.identity else source.name] = source.identity
             yield from read_source(source, self.column)
             return
         corpus = open_corpus(folder)
-        self.identity[folder.name] = corpus.digest
+        self.identity[word if folder.name in self.identity else folder.name] = corpus.digest
         for start in range(0, corpus.rows, _BLOCK):
             rows = np.arange(start, min(start + _BLOCK, corpus.rows))
             yield from zip(rows.tolist(), corpus.texts(rows))

@@ -35,7 +35,9 @@ def test_digests_agree_and_depend_on_content(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     probe_writable(tmp_path / "new" / "folder")
-    assert list((tmp_path / "new" / "folder").iterdir()) == []
+    (tmp_path / "new" / "folder" / ".probe").write_text("a user's")
+    probe_writable(tmp_path / "new" / "folder")
+    assert [p.name for p in (tmp_path / "new" / "folder").iterdir()] == [".probe"]
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InputError, match=r"file/sub: cannot be written .* choose another output folder"):
         probe_writable(tmp_path / "file" / "sub")

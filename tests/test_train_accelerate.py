@@ -185,6 +185,18 @@ def test_a_checkpoint_of_other_positions_than_its_config_is_refused(
             export_checkpoint(tmp_path / name, tmp_path / "export")
 
 
+def test_a_refused_recipe_leaves_no_run_behind(tmp_path: Path, recipe_file: Path, whole_run: Path) -> None:
+    for wrong, message in (
+        ("schedule.warmup=24", "schedule.warmup is 24 steps but the run has only 24"),
+        (f"model.init_embeddings_from={whole_run / 'checkpoints' / 'final' / 'model'}", "its table is"),
+    ):
+        wrong_size = "model.overrides={hidden_size: 64, num_attention_heads: 2, num_hidden_layers: 1}"
+        with pytest.raises(InputError, match=message):
+            train_accelerate.run(recipe_with(recipe_file, wrong, wrong_size), tmp_path / "run")
+        assert not (tmp_path / "run" / "config").exists()
+    train_accelerate.run(load_recipe(recipe_file), tmp_path / "run", stop_after=1)
+
+
 def test_fp16_resumes_with_its_loss_scale(tmp_path: Path, recipe_file: Path) -> None:
     recipe = recipe_with(recipe_file, "compute.precision=fp16", "schedule.steps=6", "loss.symmetric=true")
     train_accelerate.run(recipe, tmp_path / "whole")

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 
@@ -11,6 +12,7 @@ from captionbert.configuration_captionbert import PRESETS, CaptionBertConfig, wr
 from captionbert.consensus.packaged import packaged_folder
 from captionbert.encoding_captionbert import batch_vectors
 from captionbert.modeling_captionbert import CaptionBertModel, PointerQueries
+from captionbert.probes.word_records import Vocabulary
 from captionbert.recipes import Recipe
 from captionbert.training.step import Encode
 
@@ -76,14 +78,18 @@ def vocabulary_fields(tokenizer: Any, boundary_tokens: list[str]) -> dict[str, A
                 f"model.boundary_tokens: {token!r} is not in the tokenizer's vocabulary, so it would never end a "
                 "segment; take it out, or name a token of the vocabulary"
             )
-    continuation = [False] * len(tokenizer)
-    for token, number in vocabulary.items():
-        continuation[number] = token.startswith("##")
+    # Ids may have gaps, and tokens can be special without a name of their own: as the lookup targets see them.
+    words = Vocabulary.from_tokenizer(tokenizer)
     return {
         "boundary_token_ids": sorted(vocabulary[token] for token in boundary_tokens),
-        "special_token_ids": sorted(tokenizer.all_special_ids),
-        "continuation_bitmap": write_bitmap(continuation),
+        "special_token_ids": np.flatnonzero(words.special & _is_named(words)).tolist(),
+        "continuation_bitmap": write_bitmap(words.continuation.tolist()),
     }
+
+
+def _is_named(words: Vocabulary) -> np.ndarray:
+    """Which ids have a token: bool [V]."""
+    return np.array([bool(string) for string in words.strings], dtype=bool)
 
 
 def build_student(recipe: Recipe, config: CaptionBertConfig) -> CaptionBertModel:
