@@ -85,19 +85,8 @@ STRUCTURED_DEFAULTS: dict[str, Any] = {
     "lookup_head": 0,
     "strict": False,
 }
-# The fields that decide what a token's angles are: a checkpoint carries their digest.
-POSITION_IDENTITY = (
-    "boundary_token_ids",
-    "special_token_ids",
-    "continuation_bitmap",
-    "position_frequencies",
-    "address_base",
-    "address_digits",
-    "binding",
-    "hash_seed",
-    "lookup_layer",
-    "lookup_head",
-)
+# The fields that decide what structured attention does with a place: a checkpoint carries their digest.
+POSITION_IDENTITY = tuple(name for name in STRUCTURED_DEFAULTS if name != "strict")
 STRUCTURED_HEAD_SIZE = 32
 RECORD_NORM = 2.18  # length of a record's key pairs in the source experiments
 
@@ -110,6 +99,13 @@ def write_bitmap(flags: Sequence[bool]) -> str:
         for start in range(0, len(padded), 8)
     )
     return base64.b64encode(zlib.compress(packed, 9)).decode("ascii")
+
+
+def _bitmap_bytes(bitmap: Any) -> bytes:
+    try:
+        return zlib.decompress(base64.b64decode(bitmap, validate=True))
+    except (TypeError, ValueError, zlib.error) as error:
+        raise ValueError(f"continuation_bitmap is not what write_bitmap gives ({error})") from None
 
 
 def _structured(**changes: Any) -> dict[str, Any]:
@@ -148,6 +144,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         for name, fields in _STRUCTURED_PRESETS.items()
     },
 }
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
 class CaptionBertConfig(PretrainedConfig):
@@ -257,7 +257,7 @@ class CaptionBertConfig(PretrainedConfig):
         self.lookup_layer = resolved("lookup_layer", lookup_layer)
         self.lookup_head = resolved("lookup_head", lookup_head)
         self.strict = resolved("strict", strict)
-        self._check()
+        self.check_fields()
         super().__init__(**{"pad_token_id": pad_token_id, **kwargs})
 
     @classmethod
@@ -301,12 +301,25 @@ class CaptionBertConfig(PretrainedConfig):
         return self.position_type != "learned" and self.pooling != "cls"
 
     @property
-    def position_digest(self) -> int:
-        """A 63-bit digest of every field that decides what a token's angles are; structured positions only."""
-        values = json.dumps({name: getattr(self, name) for name in POSITION_IDENTITY}, sort_keys=True)
-        return int.from_bytes(hashlib.sha256(values.encode("utf-8")).digest()[:8], "big") >> 1
+    def position_digest(self) -> list[int]:
+        """Eight bytes, a digest of the POSITION_IDENTITY fields; structured positions only.
 
-    def _check(self) -> None:
+        Equal for equal meanings: the order of ids, 1 or 1.0, and how a set was compressed do not matter.
+        """
+        values = {name: getattr(self, name) for name in POSITION_IDENTITY}
+        for name in ("boundary_token_ids", "special_token_ids"):
+            values[name] = sorted(set(values[name]))
+        values["continuation_bitmap"] = _bitmap_bytes(values["continuation_bitmap"]).rstrip(b"\0").hex()
+        values["position_frequencies"] = [float(x) for x in values["position_frequencies"]]
+        values["record_norm"] = None if values["record_norm"] is None else float(values["record_norm"])
+        text = json.dumps(values, sort_keys=True)
+        return list(hashlib.sha256(text.encode("utf-8")).digest()[:8])
+
+    def check_fields(self) -> None:
+        """Raises ValueError, naming the field, where a value is outside its range.
+
+        The library sets overrides of `from_pretrained` after construction: the model asks again.
+        """
         positive = (
             "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size projection_dim "
             "max_position_embeddings"
@@ -338,6 +351,17 @@ class CaptionBertConfig(PretrainedConfig):
                 )
 
     def _check_structured(self) -> None:
+        for name in ("boundary_token_ids", "special_token_ids", "position_frequencies"):
+            if not isinstance(getattr(self, name), list):
+                raise ValueError(f"{name} must be a list, not {getattr(self, name)!r}")
+        for name in ("rotate_addresses", "lexical_phases", "strict"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        for frequency in self.position_frequencies:
+            if not _is_positive(frequency):
+                raise ValueError(
+                    f"position_frequencies holds {frequency!r}; expected positive radians a token"
+                )
         if self.head_size != STRUCTURED_HEAD_SIZE:
             raise ValueError(
                 f"structured positions need heads of {STRUCTURED_HEAD_SIZE}: hidden_size {self.hidden_size} takes "
@@ -365,16 +389,11 @@ class CaptionBertConfig(PretrainedConfig):
             )
         for name in ("boundary_token_ids", "special_token_ids"):
             for token in getattr(self, name):
-                if not isinstance(token, int) or not 0 <= token < self.vocab_size:
+                if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self.vocab_size:
                     raise ValueError(
                         f"{name} holds {token!r}, which is no id of the vocabulary of {self.vocab_size}"
                     )
-        known = 8 * len(zlib.decompress(base64.b64decode(self.continuation_bitmap)))
-        if known < self.vocab_size:
-            raise ValueError(
-                f"continuation_bitmap speaks of {known} ids, the vocabulary has {self.vocab_size}: make it with "
-                "write_bitmap for this tokenizer"
-            )
+        _bitmap_bytes(self.continuation_bitmap)  # ids past its end continue no word
         self._check_binding()
 
     def _check_binding(self) -> None:
@@ -382,7 +401,7 @@ class CaptionBertConfig(PretrainedConfig):
             raise ValueError(f"binding must be one of {', '.join(BINDINGS)}, not {self.binding!r}")
         if self.record_norm is None:
             return
-        if isinstance(self.record_norm, bool) or not 0 < self.record_norm < float("inf"):
+        if not _is_positive(self.record_norm):
             raise ValueError(
                 f"record_norm must be a positive length, or None for none, not {self.record_norm!r}"
             )

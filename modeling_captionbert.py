@@ -476,6 +476,11 @@ class CaptionBertProjection(nn.Module):
         return layer(x.to(weight.dtype) if isinstance(weight, torch.Tensor) else x).float()
 
 
+def _check_loaded_positions(module: nn.Module, keys: Any) -> None:
+    """After `load_state_dict` by hand: the same refusal as `from_pretrained`."""
+    module.check_position_identity()  # type: ignore[operator]
+
+
 class CaptionBertModel(PreTrainedModel):
     """The encoder: `last_hidden_state` [B, T, D], and `pooler_output`, the unit-length sentence vector [B, E], fp32."""
 
@@ -489,6 +494,7 @@ class CaptionBertModel(PreTrainedModel):
     _supports_flex_attn = True
 
     def __init__(self, config: CaptionBertConfig) -> None:
+        config.check_fields()
         super().__init__(config)
         self.embeddings = CaptionBertEmbeddings(config)
         self.layers = nn.ModuleList(CaptionBertLayer(config, i) for i in range(config.num_hidden_layers))
@@ -498,21 +504,32 @@ class CaptionBertModel(PreTrainedModel):
         self.position_identity: torch.Tensor
         if config.position_type == "structured":
             # In the checkpoint, so that weights are never read with other angles than they were trained with.
-            self.register_buffer("position_identity", torch.empty(1, dtype=torch.int64))
+            # Bytes: averaging or casting a whole checkpoint leaves them as they are.
+            self.register_buffer("position_identity", torch.empty(8, dtype=torch.uint8))
+            self.register_load_state_dict_post_hook(_check_loaded_positions)
         self.post_init()
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As the library's, and then `check_position_identity`."""
-        loaded = super().from_pretrained(*args, **kwargs)
-        (loaded[0] if isinstance(loaded, tuple) else loaded).check_position_identity()
-        return loaded
+        """As the library's, then `check_position_identity`; weights without one, or with one too many, are refused."""
+        wants_info = kwargs.pop("output_loading_info", False)
+        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        model, info = loaded
+        for fault, saying in (("missing_keys", "do not carry"), ("unexpected_keys", "carry")):
+            if "position_identity" in set(info[fault]):
+                raise ValueError(
+                    f"the weights {saying} a position_identity, and the config's position_type is "
+                    f"{model.config.position_type!r}: they were trained with other positions; restore the config.json "
+                    "that belongs to them"
+                )
+        model.check_position_identity()
+        return (model, info) if wants_info else model
 
     def check_position_identity(self) -> None:
         """Raises ValueError where the weights were trained with other segments, words or key phases."""
         if self.config.position_type != "structured" or self.position_identity.device.type == "meta":
             return
-        found, expected = int(self.position_identity), self.config.position_digest
+        found, expected = self.position_identity.tolist(), self.config.position_digest
         if found != expected:
             raise ValueError(
                 f"the weights carry position_identity {found}, the config's fields give {expected}: one of "
@@ -534,7 +551,10 @@ class CaptionBertModel(PreTrainedModel):
         if isinstance(module, CaptionBertEmbeddings) and module.address_values is not None:
             nn.init.zeros_(module.address_values)
         if isinstance(module, CaptionBertModel) and self.config.position_type == "structured":
-            nn.init.constant_(module.position_identity, self.config.position_digest)
+            identity = module.position_identity
+            if not getattr(identity, "_is_hf_initialized", False):  # else it came from a file
+                with torch.no_grad():
+                    identity.copy_(torch.tensor(self.config.position_digest, dtype=torch.uint8, device="cpu"))
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
@@ -779,6 +799,8 @@ class CaptionBertModel(PreTrainedModel):
         if config.binding == "none":
             return Positions(turns), digits
         continuation = decode_bitmap(config.continuation_bitmap, ids.device)
+        if len(continuation) < config.vocab_size:  # tokens that were added later
+            continuation = F.pad(continuation, (0, config.vocab_size - len(continuation)))
         words = word_pieces(ids, visible, config.special_token_ids, continuation)
         bound = words.piece
         if config.binding == "endings":
@@ -799,6 +821,9 @@ class CaptionBertModel(PreTrainedModel):
                     "PointerQueries(heads=...)"
                 )
             heads = ((self.config.lookup_layer, self.config.lookup_head),)
+        heads = tuple((int(layer), int(head)) for layer, head in heads)
+        if not heads:
+            raise ValueError("pointer queries: no head is asked for; None asks for the designated one")
         for layer, head in heads:
             if not (1 <= layer <= len(self.layers) and 0 <= head < self.config.num_attention_heads):
                 raise ValueError(
@@ -821,7 +846,7 @@ class CaptionBertModel(PreTrainedModel):
         order = caption.argsort(stable=True)
         ranks = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[caption[order]]
         slot = torch.empty_like(order).scatter(0, order, ranks)
-        return _Pointers(tuple(heads), places[rows, positions], caption, slot, places[used], visible[used])
+        return _Pointers(heads, places[rows, positions], caption, slot, places[used], visible[used])
 
     def _run_layers(
         self,

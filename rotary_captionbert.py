@@ -91,12 +91,17 @@ class Words(NamedTuple):
     last: torch.Tensor
 
 
-@lru_cache(maxsize=8)
+@torch.compiler.assume_constant_result  # a compiled graph takes the answer, not the decompression
 def decode_bitmap(bitmap: str, device: torch.device) -> torch.Tensor:
     """The set of token ids written in `bitmap` (base64 of zlib of bits, first id in the highest bit): bool [V or more].
 
     Decoded once a text and device: the answer is a constant.
     """
+    return _decoded(bitmap, device)
+
+
+@lru_cache(maxsize=8)
+def _decoded(bitmap: str, device: torch.device) -> torch.Tensor:
     packed = torch.tensor(list(zlib.decompress(base64.b64decode(bitmap))), dtype=torch.uint8, device="cpu")
     shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device="cpu")
     return ((packed[:, None] >> shifts) & 1).flatten().bool().to(device)

@@ -97,9 +97,8 @@ def _save_model(config: CaptionBertConfig, tensors: dict[str, Any], out: Path) -
     CaptionBertModel.register_for_auto_class("AutoModel")
     model: Any = CaptionBertModel(config)
     model.to(model_dtype(tensors))
-    model.load_state_dict(tensors, strict=True)
     try:
-        model.check_position_identity()
+        model.load_state_dict(tensors, strict=True)
     except ValueError as error:
         raise InputError(f"{out}: not exported: {error}") from None
     model.save_pretrained(out)

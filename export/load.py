@@ -163,7 +163,6 @@ def _load_lean(folder: Path, config: dict[str, Any], dtype: torch.dtype | None) 
         if dtype is not None:
             weights = {name: x.to(dtype) if x.is_floating_point() else x for name, x in weights.items()}
         model.load_state_dict(weights, assign=True)
-        model.check_position_identity()
     except (RuntimeError, ValueError, SafetensorError) as error:
         raise InputError(f"{folder}: the weights do not fit the config ({error})") from None
     return model.eval()

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from captionbert import modeling_captionbert as modeling
 from captionbert.configuration_captionbert import CaptionBertConfig, write_bitmap
@@ -477,3 +478,63 @@ def test_parameter_counts(preset: str) -> None:
         mini = CaptionBertModel(CaptionBertConfig.from_preset(f"{preset}-mini"))
     assert sum(p.numel() for p in model.parameters()) == 54_126_848
     assert sum(p.numel() for p in mini.parameters()) == 22_812_288 + 3 * 8 * 384
+
+
+def saved(folder: Path) -> CaptionBertModel:
+    """A small whole-key model, saved in `folder`."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 64}
+    model = CaptionBertModel(CaptionBertConfig.from_preset("whole-key-lookup-mini", **sizes)).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ({"rotate_addresses": False}, "position_identity"),
+        ({"lexical_phases": False}, "position_identity"),
+        ({"record_norm": 9.0}, "position_identity"),
+        ({"record_norm": -1.0}, "record_norm must be a positive length"),
+        ({"position_frequencies": [float("nan"), 0.01]}, "position_frequencies holds nan"),
+        ({"continuation_bitmap": "AAAA"}, "continuation_bitmap is not what write_bitmap gives"),
+        ({"position_type": "rotary"}, "is read by structured positions only"),
+        ({"strict": "yes"}, "strict must be true or false"),
+    ],
+)
+def test_weights_are_refused_under_other_positions(tmp_path: Path, override: dict, message: str) -> None:
+    saved(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        CaptionBertModel.from_pretrained(tmp_path, **override)
+
+
+def test_weights_without_a_position_identity_are_refused(tmp_path: Path) -> None:
+    saved(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["position_identity"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="do not carry a position_identity"):
+        CaptionBertModel.from_pretrained(tmp_path)
+
+
+def test_equal_meanings_have_one_identity_and_averaging_keeps_it(tmp_path: Path) -> None:
+    model = saved(tmp_path)
+    fields = model.config.to_dict() | {
+        "boundary_token_ids": [1029, 1012, 999, 1025],
+        "position_frequencies": [1, 0.01],
+    }
+    assert CaptionBertConfig(**fields).position_digest == model.config.position_digest
+    averaged = {name: 0.5 * tensor + 0.5 * tensor for name, tensor in model.state_dict().items()}
+    model.load_state_dict(averaged)
+    other = CaptionBertModel(CaptionBertConfig(**fields | {"hash_seed": 5}))
+    with pytest.raises(ValueError, match="position_identity"):
+        other.load_state_dict(averaged)
+
+
+def test_tokens_added_later_are_words_of_their_own(tmp_path: Path) -> None:
+    model = saved(tmp_path)
+    model.resize_token_embeddings(30_600)
+    model.save_pretrained(tmp_path / "larger")
+    again = CaptionBertModel.from_pretrained(tmp_path / "larger").eval()
+    ids = torch.tensor([[101, 30_590, 2000, 30_590, 102]])
+    assert torch.equal(again(ids).pooler_output, model(ids).pooler_output)
