@@ -62,15 +62,19 @@ class Captions:
         if pending:
             yield pending
 
+    def _identify(self, word: str, name: str, digest: str) -> None:
+        """Note what was read, under its whole path where another file has its name."""
+        self.identity[name if self.identity.get(name, digest) == digest else word] = digest
+
     def _rows(self, word: str) -> Iterator[tuple[int, str | None]]:
         folder = _corpus_folder(word)
         if folder is None:
             source = open_source(word)
-            self.identity[word if source.name in self.identity else source.name] = source.identity
+            self._identify(word, source.name, source.identity)
             yield from read_source(source, self.column)
             return
         corpus = open_corpus(folder)
-        self.identity[word if folder.name in self.identity else folder.name] = corpus.digest
+        self._identify(word, folder.name, corpus.digest)
         for start in range(0, corpus.rows, _BLOCK):
             rows = np.arange(start, min(start + _BLOCK, corpus.rows))
             yield from zip(rows.tolist(), corpus.texts(rows))

@@ -57,3 +57,14 @@ def test_a_draw_is_uniform_repeatable_and_found_again_by_number(tmp_path: Path) 
     assert sample(file, 500, seed=1).texts == drawn.texts
     assert sample(file, 500, seed=2).texts != drawn.texts
     assert sample(file, 10**6, seed=2).texts == [line for line in lines if line]
+
+
+def test_two_files_of_one_name_are_both_identified(tmp_path: Path) -> None:
+    words = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "x.txt").write_text(f"caption {number}\n", encoding="utf-8")
+        words.append(str(tmp_path / str(number) / "x.txt"))
+    captions = Captions([*words, words[0]])
+    assert len(list(captions)) == 3
+    assert set(captions.identity) == {"x.txt", words[1]}
