@@ -75,6 +75,16 @@ def token_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[np.ndar
         start += rows
 
 
+def pad_right(ids: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids, 0 where a text has ended, and the attention mask: int64 [B, T] both, T the longest text."""
+    padded = torch.zeros(len(ids), max(map(len, ids)), dtype=torch.long)
+    mask = torch.zeros_like(padded)
+    for index, row in enumerate(ids):
+        padded[index, : len(row)] = torch.tensor(row)
+        mask[index, : len(row)] = 1
+    return padded, mask
+
+
 def batch_vectors(model: Any, ids: list[list[int]], pointer_queries: Any = None) -> Any:
     """[B, E] of a batch whose texts are sorted by length, longest first.
 
@@ -84,11 +94,7 @@ def batch_vectors(model: Any, ids: list[list[int]], pointer_queries: Any = None)
     if device.type == "cpu":
         flat = torch.from_numpy(np.concatenate([np.asarray(row, dtype=np.int64) for row in ids]))
         return model.forward_packed(flat, [len(row) for row in ids], pointer_queries)
-    padded = torch.zeros(len(ids), len(ids[0]), dtype=torch.long)
-    mask = torch.zeros_like(padded)
-    for index, row in enumerate(ids):
-        padded[index, : len(row)] = torch.tensor(row)
-        mask[index, : len(row)] = 1
+    padded, mask = pad_right(ids)
     output = model(padded.to(device), mask.to(device), pointer_queries=pointer_queries)
     return (
         output.pooler_output if pointer_queries is None else (output.pooler_output, output.pointer_log_probs)

@@ -190,6 +190,7 @@ def _attend_padded(implementation: str, visible: torch.Tensor | None) -> Attend:
     def attend(
         module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One call of the chosen attention function over the batch."""
         # is_causal is said here as well: without a mask and without the flag, sdpa would attend causally.
         return function(module, query, key, value, mask, scaling=query.shape[-1] ** -0.5, is_causal=False)
 
@@ -223,6 +224,7 @@ def _attend_packed(lengths: Sequence[int]) -> Attend:
     def attend(
         module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One unmasked call a run of equal lengths; no weights."""
         contexts = []
         # split, not slices: its backward is one concatenation instead of a zero-filled tensor a run
         for (length, rows), *parts in zip(
@@ -799,8 +801,6 @@ class CaptionBertModel(PreTrainedModel):
         if config.binding == "none":
             return Positions(turns), digits
         continuation = decode_bitmap(config.continuation_bitmap, ids.device)
-        if len(continuation) < config.vocab_size:  # tokens that were added later
-            continuation = F.pad(continuation, (0, config.vocab_size - len(continuation)))
         words = word_pieces(ids, visible, config.special_token_ids, continuation)
         bound = words.piece
         if config.binding == "endings":

@@ -122,12 +122,13 @@ def word_pieces(
 
     Args:
         special_ids: tokens that belong to no word ([CLS], [SEP], ...).
-        continuation: bool [V or more]: the ids that continue a word (`##` pieces). One that follows no piece starts
-            a word of its own, as where a text was cut.
+        continuation: bool [n]: the ids that continue a word (`##` pieces); ids from n on, tokens that were added later,
+            do not. One that follows no piece starts a word of its own, as where a text was cut.
     """
     piece = visible & ~_is_one_of(ids, special_ids)
     after_piece = torch.nn.functional.pad(piece[:, :-1], (1, 0))
-    inner = piece & after_piece & continuation[ids]  # not the first piece of its word
+    continues = continuation[ids.clamp(max=len(continuation) - 1)] & (ids < len(continuation))
+    inner = piece & after_piece & continues  # not the first piece of its word
     place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     first = torch.where(inner, -1, place).cummax(dim=1).values
     before_inner = torch.nn.functional.pad(inner[:, 1:], (0, 1))

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -154,9 +155,12 @@ def check_recipe(recipe: Recipe, captions: Corpus) -> None:
     training, _ = check_rows(recipe, captions)
     tokenizer = _load_tokenizer(recipe)
     student_config(recipe, tokenizer, recipe.model.overrides.get("projection_dim", 768))
-    if recipe.loss.lookup_weight:
-        vocabulary = Vocabulary.from_tokenizer(tokenizer)
-        check_lookups(captions, training, _tokenize(recipe, tokenizer), vocabulary)
+    _check_lookups(recipe, captions, training, tokenizer)
+
+
+def _check_lookups(recipe: Recipe, captions: Corpus, rows: np.ndarray, tokenizer: Any) -> None:
+    if vocabulary := _vocabulary(recipe, tokenizer):
+        check_lookups(captions, rows, _tokenize(recipe, tokenizer), vocabulary)
 
 
 def _load_tokenizer(recipe: Recipe) -> Any:
@@ -208,8 +212,8 @@ def prepare(
     if standing[0] is not None:
         identity, steps, resume = standing[0]
         return build(steps, identity), resume
-    if (vocabulary := _vocabulary(recipe, inputs)) and accelerator.is_main_process:
-        check_lookups(inputs.captions, training, _tokenize(recipe, inputs.tokenizer), vocabulary)
+    if accelerator.is_main_process:
+        _check_lookups(recipe, inputs.captions, training, inputs.tokenizer)
     resolved = [_resolve_steps(recipe, len(training), build)]
     broadcast_object_list(resolved)
     # Built before anything is written: a recipe that is refused here may be corrected and run again.
@@ -294,7 +298,7 @@ def _validation(recipe: Recipe, inputs: Inputs, held_out: np.ndarray) -> Validat
     tokenize = _tokenize(recipe, inputs.tokenizer)
     pairs = read_dev_pairs(recipe.gauges.dev_pairs) if recipe.gauges.dev_pairs else None
     ids = tokenize(inputs.captions.texts(rows))
-    vocabulary = _vocabulary(recipe, inputs)
+    vocabulary = _vocabulary(recipe, inputs.tokenizer)
     return Validation(
         ids=ids,
         targets=inputs.targets.vectors(rows),
@@ -304,9 +308,9 @@ def _validation(recipe: Recipe, inputs: Inputs, held_out: np.ndarray) -> Validat
     )
 
 
-def _vocabulary(recipe: Recipe, inputs: Inputs) -> Vocabulary | None:
+def _vocabulary(recipe: Recipe, tokenizer: Any) -> Vocabulary | None:
     """What the lookup targets need of the tokenizer; None without a lookup loss."""
-    return Vocabulary.from_tokenizer(inputs.tokenizer) if recipe.loss.lookup_weight else None
+    return Vocabulary.from_tokenizer(tokenizer) if recipe.loss.lookup_weight else None
 
 
 def _tokenize(recipe: Recipe, tokenizer: Any) -> Callable[[list[str]], list[list[int]]]:
@@ -335,7 +339,7 @@ def _session(
         training,
         plan,
         share,
-        _vocabulary(recipe, inputs),
+        _vocabulary(recipe, inputs.tokenizer),
     )
     session = loop.Session(
         run=run_folder,
@@ -428,7 +432,7 @@ def calibrate(session: loop.Session) -> tuple[float, float]:
         )
         times.append(time.monotonic() - start)
     start = time.monotonic()
-    evaluate(lambda ids: loop.embed_ids(session, ids), session.validation, 0)
+    evaluate(partial(loop.embed_ids, session), session.validation, 0)
     evaluations = (EVALUATIONS + 1) * (time.monotonic() - start)
     return median(times[1:]), evaluations + time.monotonic() - begin
 

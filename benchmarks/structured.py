@@ -22,6 +22,7 @@ from captionbert.artifacts.files import write_json
 from captionbert.benchmarks.machine import alternating_medians, matmul_rate, surroundings
 from captionbert.configuration_captionbert import CaptionBertConfig
 from captionbert.modeling_captionbert import CaptionBertModel
+from captionbert.parity.memory import reset_peak, resident
 from captionbert.training.step import DTYPES, precision_context
 
 BASELINE = "relative-16"
@@ -87,17 +88,10 @@ def peak_memory(preset: str, dtype: str) -> float:
     model, ids = make_model(preset).to(DTYPES[dtype]), make_ids(1, MEMORY_LENGTH)
     with torch.inference_mode():
         model.forward_packed(ids[:64], [64])
-        # Building the model held more than the pass will: the peak is counted anew from here (Linux).
-        Path("/proc/self/clear_refs").write_text("5")
-        before = resident_peak()
+        reset_peak()  # building the model held more than the pass will
+        before = resident("VmHWM")
         model.forward_packed(ids, [MEMORY_LENGTH])
-    return (resident_peak() - before) / 1024
-
-
-def resident_peak() -> int:
-    """Peak resident memory of this process since it was last reset, in kB."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0])
+    return resident("VmHWM") - before
 
 
 def compare_memory(dtype: str) -> dict[str, Any]:

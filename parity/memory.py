@@ -87,7 +87,7 @@ def verdict(rows: list[dict[str, Any]]) -> list[str]:
     return problems
 
 
-def _resident(field: str) -> float:
+def resident(field: str) -> float:
     """VmRSS or VmHWM of this process, in MB."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(field + ":"):
@@ -95,7 +95,7 @@ def _resident(field: str) -> float:
     raise RuntimeError(f"{field} is not in /proc/self/status")
 
 
-def _reset_peak() -> None:
+def reset_peak() -> None:
     """Make VmHWM start again from the present size."""
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
@@ -142,13 +142,12 @@ def main() -> None:
     mask = torch.ones_like(ids)
     mask[:, -PADDING:] = 0
     with torch.inference_mode():
-        model(
-            input_ids=ids[:, :16], attention_mask=mask[:, :16]
-        )  # what a first call allocates once is not the input's
-        _reset_peak()
-        before = _resident("VmRSS")
+        # What a first call allocates once is not the input's.
+        model(input_ids=ids[:, :16], attention_mask=mask[:, :16])
+        reset_peak()
+        before = resident("VmRSS")
         model(input_ids=ids, attention_mask=mask)
-        peak = _resident("VmHWM") - before
+        peak = resident("VmHWM") - before
         ops = _largest_results(model, ids, mask)
     name, size = max(ops, key=lambda op: op[1])
     row = {

@@ -18,7 +18,7 @@ import torch
 
 from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.files import publish_file
-from captionbert.encoding_captionbert import batch_vectors, token_batches, token_ids
+from captionbert.encoding_captionbert import batch_vectors, pad_right, token_batches, token_ids
 from captionbert.modeling_captionbert import PointerQueries
 from captionbert.probes.coverage import LONG, Coverage, nothing_to_look_up
 from captionbert.probes.geometry import variety
@@ -100,7 +100,7 @@ def read_queries(
     with torch.inference_mode():
         for part in token_batches(lengths.tolist(), batch_tokens):
             batch = [ids[i] for i in part]
-            row, own = _queries_of(targets, part, len(ids))
+            row, own = targets.in_part(part, len(ids))
             if not len(own):
                 vectors[part] = batch_vectors(model, batch).float().cpu().numpy()
                 continue
@@ -112,14 +112,6 @@ def read_queries(
                 found = _read(model, batch, row[start : start + step], targets, some, tuple(heads))
                 vectors[part], probability[:, some], after[:, some], top_one[:, some] = found
     return Readings(tuple(heads), targets, probability, after, top_one, lengths[targets.row], agrees, vectors)
-
-
-def _queries_of(targets: LookupTargets, part: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """The queries whose caption is in `part`: their row in the part, and their own number, both [q]."""
-    place = np.full(rows, -1, dtype=np.int64)
-    place[part] = np.arange(len(part))
-    own = np.flatnonzero(place[targets.row] >= 0)
-    return place[targets.row[own]], own
 
 
 def _read(
@@ -153,12 +145,9 @@ def own_records_agree(
     """
     # the code that this model runs, which may be its folder's and not this package's
     code = sys.modules[type(model).__module__]
-    config, width = model.config, max(map(len, batch))
-    ids = torch.zeros(len(batch), width, dtype=torch.long)
-    visible = torch.zeros(len(batch), width, dtype=torch.bool)
-    for number, tokens in enumerate(batch):
-        ids[number, : len(tokens)] = torch.tensor(tokens)
-        visible[number, : len(tokens)] = True
+    config = model.config
+    ids, mask = pad_right(batch)
+    visible = mask.bool()
     continuation = code.decode_bitmap(config.continuation_bitmap, ids.device)
     words = code.word_pieces(ids, visible, config.special_token_ids, continuation)
     records = code.record_positions(ids, words)  # [b, T]

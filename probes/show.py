@@ -14,6 +14,7 @@ from captionbert.artifacts.errors import InputError
 from captionbert.configuration_captionbert import STRUCTURED_DEFAULTS
 from captionbert.encoding_captionbert import batch_vectors, token_ids
 from captionbert.modeling_captionbert import PointerQueries
+from captionbert.probes.coverage import BOUNDARY_TOKENS
 from captionbert.probes.lookup import Head, check_head, checked_length, configured_head
 from captionbert.probes.word_records import Vocabulary, lookup_targets
 
@@ -100,9 +101,7 @@ def _structure(config: Any, vocabulary: Vocabulary, ids: list[int]) -> dict[str,
     fields: dict[str, Any] = {name: getattr(config, name, None) for name in STRUCTURED_DEFAULTS}
     if config.position_type != "structured":
         fields = {**STRUCTURED_DEFAULTS, "special_token_ids": special}
-        fields["boundary_token_ids"] = [
-            i for i, s in enumerate(vocabulary.strings) if s in (".", "!", "?", ";")
-        ]
+        fields["boundary_token_ids"] = [i for i, s in enumerate(vocabulary.strings) if s in BOUNDARY_TOKENS]
     row = torch.tensor([ids])  # [1, T]
     shown = torch.ones_like(row, dtype=torch.bool)
     words = rotary.word_pieces(

@@ -112,6 +112,17 @@ class LookupTargets:
     def __len__(self) -> int:
         return len(self.row)
 
+    def in_part(self, part: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """The queries whose row is among `part`, int64 row numbers [m] of `rows` in all.
+
+        Returns:
+            their row's place in the part, and their own number, int64 [q] both.
+        """
+        place = np.full(rows, -1, dtype=np.int64)
+        place[part] = np.arange(len(part))
+        own = np.flatnonzero(place[self.row] >= 0)
+        return place[self.row[own]], own
+
 
 @dataclass(frozen=True, eq=False)
 class Tokens:

@@ -24,7 +24,7 @@ def unit(rows: int, seed: int) -> np.ndarray:
 def test_a_point_of_the_curve_has_effective_rank_only_with_cv() -> None:
     vectors, pairs = unit(20, 0), unit(8, 1)
     validation = Validation([[1]] * 20, vectors.copy(), [[2]] * 8, np.arange(4.0))
-    point = evaluate(lambda ids: vectors if ids[0] == [1] else pairs, validation, 12)
+    point = evaluate(lambda ids, _: (vectors if ids[0] == [1] else pairs, None), validation, 12)
     assert point["step"] == 12
     assert point["target_cosine"] == pytest.approx(1.0, abs=1e-6)
     assert {"effective_rank", "cv", "cv_random", "self_cosine"} <= point["geometry"].keys()
@@ -39,7 +39,7 @@ def test_vectors_that_are_not_finite_are_named_by_step() -> None:
     bad = unit(20, 0)
     bad[3] = np.nan
     with pytest.raises(InputError, match="step 7: the student's vectors are not finite"):
-        evaluate(lambda ids: bad, Validation([[1]] * 20, unit(20, 1), [], None), 7)
+        evaluate(lambda ids, _: (bad, None), Validation([[1]] * 20, unit(20, 1), [], None), 7)
 
 
 def test_lines_past_the_checkpoint_and_torn_lines_are_dropped(tmp_path: Path) -> None:

@@ -61,17 +61,6 @@ class StepBatch:
         return np.asarray([len(row) for row in self.ids], dtype=np.int64)
 
 
-def lookups_of(
-    lookups: LookupTargets, part: np.ndarray, texts: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The queries that lie in a part of the texts: (place of the text in the part, position, record), int64 [Q]."""
-    place = np.full(texts, -1, dtype=np.int64)
-    place[part] = np.arange(len(part))
-    rows = place[lookups.row]
-    chosen = rows >= 0
-    return rows[chosen], lookups.position[chosen], lookups.record[chosen]
-
-
 def split_rows(captions: Captions, limit: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Training rows (the first `limit`, None for all) and held-out rows, int64 corpus row numbers.
 

@@ -108,7 +108,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     return tensors
 
 
-def load_model_tensors(folder: Path, model: Any) -> None:
+def load_model_tensors(folder: Path, model: nn.Module) -> None:
     """Copy model/model.safetensors of a checkpoint into `model`, which must have exactly its tensors.
 
     Raises:
@@ -121,14 +121,10 @@ def load_model_tensors(folder: Path, model: Any) -> None:
         {k: (v.shape, v.dtype) for k, v in saved.items()},
         {k: (v.shape, v.dtype) for k, v in own.items()},
     )
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(saved[name])
-    if hasattr(model, "check_position_identity"):
-        try:
-            model.check_position_identity()
-        except ValueError as error:
-            raise InputError(f"{file}: {error}") from None
+    try:
+        model.load_state_dict(saved)
+    except ValueError as error:  # the model's own refusal
+        raise InputError(f"{file}: {error}") from None
 
 
 def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -40,22 +40,22 @@ class Validation:
     lookups: LookupTargets | None = None  # of `ids`, where a lookup loss is trained
 
 
-def evaluate(
-    embed: Callable[[list[list[int]]], np.ndarray], validation: Validation, step: int
-) -> dict[str, Any]:
-    """One point of the curve, after `step` updates.
+# Ids of n texts, and lookup queries if any, to float32 unit vectors [n, E] in order and how the queries were read.
+Embed = Callable[[list[list[int]], LookupTargets | None], tuple[np.ndarray, dict[str, Any] | None]]
 
-    Args:
-        embed: ids of n texts to float32 unit vectors [n, E], in order.
-    """
-    vectors = embed(validation.ids)  # [n, E]
+
+def evaluate(embed: Embed, validation: Validation, step: int) -> dict[str, Any]:
+    """One point of the curve, after `step` updates."""
+    vectors, lookup = embed(validation.ids, validation.lookups)  # [n, E]
     if not np.isfinite(vectors).all():
         raise InputError(f"step {step}: the student's vectors are not finite; lower schedule.learning_rate")
     point: dict[str, Any] = {"step": step, "target_cosine": target_cosine(vectors, validation.targets)}
     if len(vectors) >= _LEAST_ROWS:
         point["geometry"] = geometry(vectors).as_dict()
     if validation.scores is not None:
-        point["dev_spearman"] = pair_spearman(embed(validation.pair_ids), validation.scores)
+        point["dev_spearman"] = pair_spearman(embed(validation.pair_ids, None)[0], validation.scores)
+    if lookup is not None:
+        point["lookup"] = lookup
     return point
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,19 @@ from tqdm.auto import tqdm
 from captionbert.artifacts.progress import progress
 from captionbert.probes.word_records import LookupTargets
 from captionbert.training import checkpoints
-from captionbert.training.batches import Loader, lookups_of
+from captionbert.training.batches import Loader
 from captionbert.training.checkpoints import TrainingState
 from captionbert.training.gauges import MetricsFiles, Validation, best_value, describe, evaluate
 from captionbert.training.order import Plan, cut_by_tokens, step_seed
 from captionbert.training.schedule import learning_rate
-from captionbert.training.step import Encode, StepSettings, precision_context, processes, take_step
+from captionbert.training.step import (
+    Encode,
+    StepSettings,
+    encode_part,
+    precision_context,
+    processes,
+    take_step,
+)
 
 
 @dataclass(frozen=True)
@@ -102,40 +110,35 @@ def restore(session: Session, folder: Path | None) -> None:
         MetricsFiles(session.folder).start(session.state.step)
 
 
-def embed_ids(session: Session, ids: list[list[int]]) -> np.ndarray:
-    """float32 unit vectors [n, E] of texts given as ids, in order, at the training precision."""
-    settings = session.step_settings
-    vectors = np.empty((len(ids), 0), dtype=np.float32)
-    lengths = np.asarray([len(row) for row in ids])
-    session.model.eval()
-    with torch.no_grad(), precision_context(session.device.type, settings.precision):
-        for part in cut_by_tokens(lengths, settings.micro_batch_tokens, padded=settings.padded):
-            found = session.encode([ids[i] for i in part]).float().cpu().numpy()  # [m, E]
-            if not vectors.shape[1]:
-                vectors = np.empty((len(ids), found.shape[1]), dtype=np.float32)
-            vectors[part] = found
-    session.model.train()
-    return vectors
+def embed_ids(
+    session: Session, ids: list[list[int]], lookups: LookupTargets | None = None
+) -> tuple[np.ndarray, dict[str, Any] | None]:
+    """float32 unit vectors [n, E] of texts given as ids, in order, at the training precision.
 
-
-def read_lookups(session: Session, ids: list[list[int]], lookups: LookupTargets) -> dict[str, Any]:
-    """How the designated head reads the records of texts given as ids: top-one share and mean probability."""
+    With lookup queries, also how the designated head reads the records: their number, top-one share and mean
+    probability.
+    """
     settings, device = session.step_settings, session.device
+    vectors = np.empty((len(ids), 0), dtype=np.float32)
     lengths = np.asarray([len(row) for row in ids])
     hits = probability = 0.0
     session.model.eval()
     with torch.no_grad(), precision_context(device.type, settings.precision):
         for part in cut_by_tokens(lengths, settings.micro_batch_tokens, padded=settings.padded):
-            rows, positions, records = (
-                torch.from_numpy(x).to(device) for x in lookups_of(lookups, part, len(ids))
-            )
-            if len(rows):
-                _, log_probs = session.encode([ids[i] for i in part], (rows, positions))
-                hits += float((log_probs[0].argmax(dim=1) == records).sum())
-                probability += float(log_probs[0].gather(1, records[:, None]).exp().double().sum())
+            encoded, read = encode_part(session.encode, ids, part, lookups, device)
+            found = encoded.float().cpu().numpy()  # [m, E]
+            if not vectors.shape[1]:
+                vectors = np.empty((len(ids), found.shape[1]), dtype=np.float32)
+            vectors[part] = found
+            if read is not None:
+                log_probs, records = read
+                hits += float((log_probs.argmax(dim=1) == records).sum())
+                probability += float(log_probs.gather(1, records[:, None]).exp().double().sum())
     session.model.train()
-    count = len(lookups.row)
-    return {"queries": count, "top_one": hits / max(1, count), "probability": probability / max(1, count)}
+    if lookups is None:
+        return vectors, None
+    count = max(1, len(lookups))
+    return vectors, {"queries": len(lookups), "top_one": hits / count, "probability": probability / count}
 
 
 def train(session: Session, stop_after: int | None = None) -> Path | None:
@@ -255,9 +258,7 @@ def _evaluate(session: Session) -> None:
     measured = bool(state.curve) and state.curve[-1]["step"] == state.step
     if not session.is_main or not due or measured:
         return
-    point = evaluate(lambda ids: embed_ids(session, ids), session.validation, state.step)
-    if session.validation.lookups is not None:
-        point["lookup"] = read_lookups(session, session.validation.ids, session.validation.lookups)
+    point = evaluate(partial(embed_ids, session), session.validation, state.step)
     state.curve.append(point)
     name, value = best_value(point)
     if state.best is None or value > state.best["value"]:

@@ -26,7 +26,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from captionbert.artifacts.errors import InputError
-from captionbert.training.batches import StepBatch, lookups_of
+from captionbert.probes.word_records import LookupTargets
+from captionbert.training.batches import StepBatch
 from captionbert.training.losses import (
     View,
     check_temperature,
@@ -130,6 +131,31 @@ def backward_gradients(
     return _symmetric(work) if settings.symmetric else _one_way(work)
 
 
+def encode_part(
+    encode: Encode,
+    ids: list[list[int]],
+    part: np.ndarray,
+    lookups: LookupTargets | None,
+    device: torch.device,
+) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    """Vectors [m, E] of the texts `part` among `ids`, and how their lookup queries were read.
+
+    The second is None where no query lies in the part; else the designated head's log-probabilities [Q, T] and the
+    places of the records [Q].
+    """
+    texts = [ids[i] for i in part]
+    if lookups is None:
+        return encode(texts), None
+    row, own = lookups.in_part(part, len(ids))
+    if not len(own):
+        return encode(texts), None
+    rows, positions, records = (
+        torch.from_numpy(x).to(device) for x in (row, lookups.position[own], lookups.record[own])
+    )
+    vectors, log_probs = encode(texts, (rows, positions))
+    return vectors, (log_probs[0], records)
+
+
 @dataclass(frozen=True)
 class _Pass:
     """One batch on its way through the student, piece by piece."""
@@ -149,15 +175,10 @@ class _Pass:
 
     def forward(self, part: np.ndarray) -> tuple[Tensor, Tensor]:
         """Vectors [m, E] of a micro-batch and its share of the mean lookup loss, both with their graph."""
-        ids = [self.batch.ids[i] for i in part]
-        if self.batch.lookups is None:
-            return self.encode(ids), torch.zeros((), device=self.device)
-        found = lookups_of(self.batch.lookups, part, len(self.batch.ids))
-        rows, positions, records = (torch.from_numpy(x).to(self.device) for x in found)
-        if not len(rows):
-            return self.encode(ids), torch.zeros((), device=self.device)
-        vectors, log_probs = self.encode(ids, (rows, positions))  # [m, E], [1, Q, T]
-        return vectors, lookup_rows(log_probs[0], records).sum() / self.queries
+        vectors, read = encode_part(self.encode, self.batch.ids, part, self.batch.lookups, self.device)
+        if read is None:
+            return vectors, torch.zeros((), device=self.device)
+        return vectors, lookup_rows(*read).sum() / self.queries
 
     def sentence_loss(self, contrast: Tensor, mse: Tensor) -> Tensor:
         return contrast + self.settings.mse_weight * mse

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import safe_open
 
@@ -78,18 +77,14 @@ def vocabulary_fields(tokenizer: Any, boundary_tokens: list[str]) -> dict[str, A
                 f"model.boundary_tokens: {token!r} is not in the tokenizer's vocabulary, so it would never end a "
                 "segment; take it out, or name a token of the vocabulary"
             )
-    # Ids may have gaps, and tokens can be special without a name of their own: as the lookup targets see them.
-    words = Vocabulary.from_tokenizer(tokenizer)
+    words = Vocabulary.from_tokenizer(
+        tokenizer
+    )  # special and continuing tokens as the lookup targets see them
     return {
         "boundary_token_ids": sorted(vocabulary[token] for token in boundary_tokens),
-        "special_token_ids": np.flatnonzero(words.special & _is_named(words)).tolist(),
+        "special_token_ids": sorted(i for i in vocabulary.values() if words.special[i]),
         "continuation_bitmap": write_bitmap(words.continuation.tolist()),
     }
-
-
-def _is_named(words: Vocabulary) -> np.ndarray:
-    """Which ids have a token: bool [V]."""
-    return np.array([bool(string) for string in words.strings], dtype=bool)
 
 
 def build_student(recipe: Recipe, config: CaptionBertConfig) -> CaptionBertModel:
