@@ -353,11 +353,7 @@ class CaptionBertAttention(nn.Module):
         rotary = positions.turns is not None
         qkv = self._project(hidden, rotary).unflatten(-1, (3, *self.head_shape))  # [B, T, 3, H, C]
         query_key, value = qkv.split((2, 1), dim=2)
-        if positions.turns is not None:
-            query_key = rotate(query_key, self._head_turns(positions.turns, positions.bound_turns))
-        query, key = query_key.unbind(2)  # [B, T, H, C] each
-        if positions.records is not None and self.is_designated:
-            key = self._with_record_norm(key, positions.records)
+        query, key = self._turned(query_key, positions).unbind(2)  # [B, T, H, C] each
         found = () if pointers is None else pointers.read(query, key, self.layer_idx + 1)
         context, weights = attend(
             self, query.transpose(1, 2), key.transpose(1, 2), value.squeeze(2).transpose(1, 2)
@@ -369,21 +365,27 @@ class CaptionBertAttention(nn.Module):
         """Whether this layer holds the head that a binding turns by key phases."""
         return self.config.lookup_layer == self.layer_idx + 1
 
-    def _head_turns(self, turns: torch.Tensor, bound: torch.Tensor | None) -> torch.Tensor:
-        """Turns [B or 1, T, P] -> [B or 1, T, 1, 1 or H, P], the designated head's own among them."""
-        every = turns[:, :, None, None]
-        if bound is None or not self.is_designated:
-            return every
-        heads = torch.arange(self.head_shape[0], device=turns.device)[:, None]
-        return torch.where(heads == self.config.lookup_head, bound[:, :, None, None], every)
+    def _turned(self, query_key: torch.Tensor, positions: Positions) -> torch.Tensor:
+        """Queries and keys [B, T, 2, H, C], pairs side by side, turned; the designated head by turns of its own."""
+        if positions.turns is None:
+            return query_key
+        turned = rotate(query_key, positions.turns[:, :, None, None])
+        if positions.bound_turns is not None and self.is_designated:
+            # The head is written over: turns of every head would be as large as the activations.
+            head = self.config.lookup_head
+            own = rotate(query_key[..., head, :], positions.bound_turns[:, :, None])  # [B, T, 2, C]
+            if positions.records is not None:
+                own = torch.stack(
+                    (own[:, :, 0], self._with_record_norm(own[:, :, 1], positions.records)), dim=2
+                )
+            turned[..., head, :] = own
+        return turned
 
     def _with_record_norm(self, key: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
-        """Keys [B, T, H, C], pairs side by side; the designated head's pairs get equal length at records [B, T]."""
-        head = self.config.lookup_head
-        before, own, after = key.split((head, 1, key.shape[2] - head - 1), dim=2)  # own: [B, T, 1, C]
-        pairs = own.float().unflatten(-1, (-1, 2))
+        """Keys [B, T, C] of the designated head; at records [B, T] all pairs of coordinates get one length."""
+        pairs = key.float().unflatten(-1, (-1, 2))
         normed = (F.normalize(pairs, dim=-1, eps=1e-6) * self.config.record_norm).flatten(-2).to(key.dtype)
-        return torch.cat((before, torch.where(records[..., None, None], normed, own), after), dim=2)
+        return torch.where(records[..., None], normed, key)
 
     def _project(self, hidden: torch.Tensor, rotary: bool) -> torch.Tensor:
         """[B, T, D] -> [B, T, 3D]; for rotary positions, queries and keys with their pairs side by side."""
