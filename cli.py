@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments[:1] == ["train"]:  # its options are those of train_accelerate.py, help included
             return train(arguments[1:])
         options = build_parser().parse_args(arguments)
+        _check_outputs(options)
         return options.run(options)
     except InputError as error:
         if debug:
@@ -48,6 +49,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         return _complain(f"failed: {type(error).__name__}: {error} (--debug shows where)", FAILED)
+
+
+def _check_outputs(options: Options) -> None:
+    """Every file that a verb writes at its end is tried before its work."""
+    for path in (getattr(options, name, None) for name in ("json", "arrays", "html")):
+        if isinstance(path, Path):
+            from captionbert.artifacts.files import check_output
+
+            check_output(path)
 
 
 def _complain(message: str, status: int) -> int:
@@ -317,6 +327,20 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+def _count(text: str) -> int:
+    """A whole number of 1 or more, as an option's type."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, found {text!r}")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    """A whole number of 0 or more, as an option's type."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number of 0 or more, found {text!r}")
+    return int(text)
+
+
 # ---- options ----------------------------------------------------------------------------------------------
 
 
@@ -392,7 +416,7 @@ def _embed_options(parser: argparse.ArgumentParser) -> None:
         help="write F.npy (float32 [texts, width]) or F.parquet (text, embedding)",
     )
     add("--model", type=Path, metavar="FOLDER", help="exported folder [$CAPTIONBERT_MODEL]")
-    add("--batch-tokens", type=int, default=4096, metavar="N", help="tokens of one forward pass [4096]")
+    add("--batch-tokens", type=_count, default=4096, metavar="N", help="tokens of one forward pass [4096]")
     add("--max-length", type=int, metavar="N", help="cut texts at N tokens [the model's limit]")
     add("--truncate-dim", type=int, metavar="N", help="keep the first N coordinates, normalised again")
     add("--dtype", choices=DTYPES, help="number type of the weights [as stored]")
@@ -433,7 +457,11 @@ def _consensus_options(parser: argparse.ArgumentParser) -> None:
             "--control", action="append", metavar="F", help="other text, to compare effective ranks with"
         )
         step.add_argument(
-            "--sample-rows", type=int, default=24_000, metavar="N", help="rows the maps are fitted on [24000]"
+            "--sample-rows",
+            type=_count,
+            default=24_000,
+            metavar="N",
+            help="rows the maps are fitted on [24000]",
         )
         step.add_argument(
             "--force", action="store_true", help="go on with fewer than 10 fit rows a coordinate"
@@ -501,7 +529,7 @@ def _evaluate_options(parser: argparse.ArgumentParser) -> None:
         help="take stsb-test.jsonl, sickr-test.jsonl ... from DIR, without a network",
     )
     add("--json", type=Path, metavar="F", help="write the result to F")
-    add("--batch-size", type=int, default=32, metavar="N", help="texts of one forward pass [32]")
+    add("--batch-size", type=_count, default=32, metavar="N", help="texts of one forward pass [32]")
     add("--dtype", choices=DTYPES, help="number type of the weights [fp32]")
     add("--max-length", type=int, metavar="N", help="cut texts at N tokens [the model's limit]")
 
@@ -551,12 +579,12 @@ def _sample_options(parser: argparse.ArgumentParser) -> None:
     add("model", type=Path, metavar="MODEL", help="exported folder, run or checkpoint")
     add("--captions", required=True, metavar="F", help="file or corpus folder to draw captions from")
     add("--column", metavar="NAME", help="text column of JSONL or Parquet [text, caption or sentence]")
-    add("--rows", type=int, default=4096, metavar="N", help="captions to draw [4096]")
-    add("--seed", type=int, default=0, metavar="N", help="seed of the draw [0]")
+    add("--rows", type=_count, default=4096, metavar="N", help="captions to draw [4096]")
+    add("--seed", type=_seed, default=0, metavar="N", help="seed of the draw [0]")
     add(
         "--max-length", type=int, metavar="N", help="captions are cut at N tokens [256, or the model's limit]"
     )
-    add("--batch-tokens", type=int, default=4096, metavar="N", help="tokens of one forward pass [4096]")
+    add("--batch-tokens", type=_count, default=4096, metavar="N", help="tokens of one forward pass [4096]")
     add("--json", type=Path, metavar="F", help="write the report to F")
     _head_options(parser)
 
@@ -588,7 +616,7 @@ def _interventions_options(parser: argparse.ArgumentParser) -> None:
     add("--consensus", type=Path, metavar="DIR", help="adds the target cosine on its held-out captions")
     add(
         "--seed-of-start",
-        type=int,
+        type=_seed,
         metavar="N",
         help="seed of the fresh start [the run's, from its config/recipe.yaml]",
     )
@@ -623,8 +651,8 @@ def _distill_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _scenes_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--count", type=int, default=20_000, metavar="N", help="distinct captions [20000]")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="another seed, other captions [0]")
+    parser.add_argument("--count", type=_count, default=20_000, metavar="N", help="distinct captions [20000]")
+    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="another seed, other captions [0]")
     parser.add_argument("--out", type=Path, metavar="F", help="file to write [standard output]")
 
 

@@ -102,10 +102,27 @@ def probe_writable(folder: str | Path) -> None:
         raise InputError(f"{folder}: cannot be written ({error}); choose another output folder") from None
 
 
+def check_output(path: str | Path) -> None:
+    """Refuse a file that could not be written, before any work is done.
+
+    Raises:
+        InputError: it is a folder, or its folder cannot be made or written.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; give a file name")
+    probe_writable(path.parent)
+
+
 def write_json(path: str | Path, value: Any) -> None:
-    """Write `value` as indented JSON, whole or not at all."""
+    """Write `value` as indented JSON, whole or not at all.
+
+    Raises:
+        ValueError: a number in it is NaN or infinite, which JSON cannot say.
+    """
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
     with publish_file(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def read_json(path: str | Path, *, kind: str | None = None) -> dict[str, Any]:

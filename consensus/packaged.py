@@ -21,6 +21,8 @@ from captionbert.artifacts.files import folder_lock, publish_folder, recover_fol
 HUB_PIN = re.compile(r"^([\w.-]+(?:/[\w.-]+)?)@([0-9a-f]{40})$")
 MPNET_ZIP_DIGEST = "eb8d12eec2a0b6d694094f5085192a5eae2f244f90b90d8a11015498c8e9c0da"
 _MPNET_PIECES = 5
+# A tokenizer needs no code of its folder's; unless told so, transformers asks at the terminal where a model has some.
+_NO_CODE = {"trust_remote_code": False}
 
 
 @dataclass(frozen=True)
@@ -180,9 +182,9 @@ def resolve_tokenizer(spec: str) -> tuple[str, dict[str, Any]]:
     if spec.startswith("packaged:"):
         return str(packaged_tokenizer(spec.removeprefix("packaged:"))), {}
     if Path(spec).is_dir():
-        return spec, {}
+        return spec, dict(_NO_CODE)
     if pinned := HUB_PIN.match(spec):
-        return pinned[1], {"revision": pinned[2]}
+        return pinned[1], {"revision": pinned[2], **_NO_CODE}
     raise InputError(
         f"tokenizer {spec!r}: no such folder; give a folder, packaged:<{'|'.join(PACKAGED)}>, or <hub "
         "id>@<revision of 40 hex digits>"

@@ -9,6 +9,7 @@ line and byte.
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,7 @@ def read_source(source: Source, column: str | None = None) -> Iterator[Row]:
     kind = _kind(source.path)
     if kind == "parquet":
         return _read_parquet(source.path, column)
-    lines = _lines(source.path)
+    lines = text_lines(source.path)
     return _read_jsonl(source.path, lines, column) if kind == "jsonl" else ((n, text) for n, _, text in lines)
 
 
@@ -103,8 +104,12 @@ def _open(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else open(path, "rb")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, int, str]]:
-    """(line number from 1, byte offset of the line in the uncompressed text, line without its end)."""
+def text_lines(path: Path) -> Iterator[tuple[int, int, str]]:
+    """Lines of a UTF-8 text file, gz or not: (number from 1, byte offset in the uncompressed text, line without end).
+
+    Raises:
+        InputError: a line is not UTF-8, or the file is damaged or cut short.
+    """
     offset = 0
     with _open(path) as stream:
         number = 0
@@ -124,7 +129,7 @@ def _lines(path: Path) -> Iterator[tuple[int, int, str]]:
 def _next_line(path: Path, stream: IO[bytes], number: int, offset: int) -> bytes:
     try:
         return stream.readline()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise InputError(
             f"{path}: cannot be read after line {number} (byte offset {offset} of the text): {error}; the "
             "file is damaged or was cut short: fetch it again"

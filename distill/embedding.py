@@ -80,8 +80,6 @@ def _encoder(options: Namespace) -> tuple[Any, int]:
         raise InputError(f"--max-length {length}: this model reads 2 to {limit} tokens")
     if not 1 <= width <= full:
         raise InputError(f"--truncate-dim {width}: this model's vectors have 1 to {full} coordinates")
-    if options.batch_tokens < 1:
-        raise InputError(f"--batch-tokens {options.batch_tokens}: expected 1 or more")
     tokenizer.enable_truncation(length)
     settings = {"batch_tokens": options.batch_tokens, "max_length": length, "truncate_dim": width}
     return lambda texts: model.encode(texts, tokenizer, **settings), width

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from captionbert.artifacts.errors import InputError
-from captionbert.artifacts.files import probe_writable, publish_file
+from captionbert.artifacts.files import check_output, publish_file
 
 WINDOW = 16_384  # texts encoded at a time: enough to sort by length, few enough to keep memory flat
 FORMATS = (".npy", ".parquet")
@@ -58,9 +58,7 @@ def check_out(path: Path) -> None:
     """
     if path.suffix not in FORMATS:
         raise InputError(f"--out {path}: expected a name that ends in .npy or .parquet")
-    if path.is_dir():
-        raise InputError(f"--out {path}: is a folder; give a file name")
-    probe_writable(path.parent)
+    check_output(path)
 
 
 def embed_to_file(

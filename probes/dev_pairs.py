@@ -3,8 +3,6 @@
 Legend: n pairs, E width of a vector.
 """
 
-import gzip
-import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from captionbert.artifacts.errors import InputError
+from captionbert.consensus.readers import text_lines
 
 
 @dataclass(frozen=True)
@@ -27,25 +26,24 @@ def read_dev_pairs(path: str | Path) -> DevPairs:
     """Pairs from JSONL (gz allowed) with sentence1, sentence2, score.
 
     Raises:
-        InputError: the file is missing, or a line is not such an object; the line is named.
+        InputError: the file is missing, or a line is not UTF-8 or not such an object; the line is named.
     """
     path = Path(path)
     if not path.is_file():
         raise InputError(f"dev pairs {path}: no such file; expected JSONL with sentence1, sentence2, score")
     first, second, scores = [], [], []
-    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    with io.StringIO(content.decode("utf-8")) as stream:
-        for number, line in enumerate(stream, 1):
-            try:
-                row = json.loads(line)
-                first.append(str(row["sentence1"]))
-                second.append(str(row["sentence2"]))
-                scores.append(float(row["score"]))
-            except (ValueError, KeyError, TypeError) as error:
-                raise InputError(
-                    f"{path}, line {number}: expected an object with sentence1, sentence2 and score "
-                    f"({error!r})"
-                ) from None
+    for number, _, line in text_lines(path):
+        try:
+            row = json.loads(line)
+            first.append(str(row["sentence1"]))
+            second.append(str(row["sentence2"]))
+            scores.append(float(row["score"]))
+            if not np.isfinite(scores[-1]):
+                raise ValueError(f"the score is {scores[-1]}")
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{path}, line {number}: expected an object with sentence1, sentence2 and score ({error!r})"
+            ) from None
     if len(scores) < 2:
         raise InputError(f"{path}: {len(scores)} pairs; a rank correlation needs at least 2")
     return DevPairs(first, second, np.asarray(scores))

@@ -90,6 +90,9 @@ def read_queries(
         ids: rows of token ids with special tokens, not padded, each within the model's limit.
         targets: of these rows.
         batch_tokens: tokens of one forward pass.
+
+    Raises:
+        InputError: the model's vectors are not finite.
     """
     queries, count = len(targets), len(heads)
     probability, after = (np.zeros((count, queries), dtype=np.float32) for _ in range(2))
@@ -111,6 +114,7 @@ def read_queries(
                 some = own[start : start + step]
                 found = _read(model, batch, row[start : start + step], targets, some, tuple(heads))
                 vectors[part], probability[:, some], after[:, some], top_one[:, some] = found
+    check_finite(vectors)
     return Readings(tuple(heads), targets, probability, after, top_one, lengths[targets.row], agrees, vectors)
 
 
@@ -124,12 +128,29 @@ def _read(
     )
     vectors, log_probs = batch_vectors(model, batch, at)  # [K, q, T]
     record = torch.from_numpy(targets.record[own]).to(device).expand(len(heads), -1)[..., None]  # [K, q, 1]
-    here = log_probs.gather(2, record)
     # A record lies before its query, so there is a token after it.
     after = log_probs.gather(2, record + 1)[..., 0].exp()
-    others = log_probs.scatter(2, record, -torch.inf).amax(dim=2)
-    top_one = here[..., 0] > others
-    return tuple(x.cpu().numpy() for x in (vectors.float(), here[..., 0].exp(), after, top_one))
+    found = vectors.float(), log_probs.gather(2, record)[..., 0].exp(), after, finds(log_probs, record)
+    return tuple(x.cpu().numpy() for x in found)
+
+
+def finds(log_probs: torch.Tensor, record: torch.Tensor) -> torch.Tensor:
+    """Whether no other token has as much as the record: bool [..., Q] of [..., Q, T] and record places [..., Q, 1]."""
+    others = log_probs.scatter(-1, record, -torch.inf).amax(dim=-1)
+    return log_probs.gather(-1, record)[..., 0] > others
+
+
+def check_finite(values: np.ndarray) -> None:
+    """Refuse a model that gives NaN or infinity: no share or mean of it says anything.
+
+    Raises:
+        InputError: some of `values` are not finite.
+    """
+    if not np.isfinite(values).all():
+        raise InputError(
+            "the model's outputs are not finite: its weights hold NaN or infinity, or overflow at this number type; "
+            "try --dtype fp32, and look at the training's metrics.jsonl"
+        )
 
 
 def _has_keys(model: Any) -> bool:

@@ -117,7 +117,7 @@ def _lookups(figure: Figure) -> str:
     if not figure.lookups:
         return '<p class="empty">No word of three letters or more occurs twice, so there is nothing to look up.</p>'
     rows = "\n".join(_lookup(figure, query, record) for query, record in sorted(figure.lookups.items()))
-    right = sum(int(figure.attention[q].argmax()) == r for q, r in figure.lookups.items())
+    right = sum(_finds(figure, query) for query in figure.lookups)
     return (
         f'<p class="score"><b>{right}</b> of <b>{len(figure.lookups)}</b> repeated pieces look at the record first.</p>'
         f'<ul class="lookups">{rows}</ul>'
@@ -126,8 +126,8 @@ def _lookups(figure: Figure) -> str:
 
 def _lookup(figure: Figure, query: int, record: int) -> str:
     row = figure.attention[query]
-    top, probability = int(row.argmax()), float(row[record])
-    right = top == record
+    right, probability = _finds(figure, query), float(row[record])
+    top = int(np.where(np.arange(len(row)) == record, -1, row).argmax())  # of the others
     verdict = (
         '<span class="mark" aria-label="right">✓</span>'
         if right
@@ -140,6 +140,12 @@ def _lookup(figure: Figure, query: int, record: int) -> str:
         f'<i style="width:{probability:.1%}"></i></span>'
         f'<span class="number">{probability:.3f}</span>{verdict}</li>'
     )
+
+
+def _finds(figure: Figure, query: int) -> bool:
+    """Whether the query's record has more attention than any other token, as the lookup probe counts."""
+    row, record = figure.attention[query], figure.lookups[query]
+    return bool(row[record] > np.delete(row, record).max(initial=0))
 
 
 def _named(figure: Figure, place: int) -> str:

@@ -15,7 +15,7 @@ from captionbert.configuration_captionbert import STRUCTURED_DEFAULTS
 from captionbert.encoding_captionbert import batch_vectors, token_ids
 from captionbert.modeling_captionbert import PointerQueries
 from captionbert.probes.coverage import BOUNDARY_TOKENS
-from captionbert.probes.lookup import Head, check_head, checked_length, configured_head
+from captionbert.probes.lookup import Head, check_finite, check_head, checked_length, configured_head
 from captionbert.probes.word_records import Vocabulary, lookup_targets
 
 MOST_TOKENS = 512  # a page of more is not looked at by anyone
@@ -60,7 +60,7 @@ def figure_of(
         head: instead of the configured one.
 
     Raises:
-        InputError: a blank text, no designated head, a head or length out of range.
+        InputError: a blank text, no designated head, a head or length out of range, attention that is not finite.
     """
     if not text.strip():
         raise InputError("the text is blank; give a caption, best one in which a word occurs twice")
@@ -125,4 +125,6 @@ def _attention(model: Any, ids: list[int], head: Head) -> np.ndarray:
     queries = PointerQueries(torch.zeros_like(places), places, (head,))
     with torch.inference_mode():
         _, log_probs = batch_vectors(model, [ids], queries)
-    return log_probs[0].exp().float().cpu().numpy()
+    attention = log_probs[0].exp().float().cpu().numpy()
+    check_finite(attention)
+    return attention

@@ -182,7 +182,6 @@ def test_options_change_the_vectors(embed, folder: Path, capsys) -> None:
         (["a", "--max-length", "1"], "--max-length 1: this model reads 2 to 128 tokens"),
         (["a", "--max-length", "129"], "--max-length 129"),
         (["a", "--truncate-dim", "25"], "--truncate-dim 25: this model's vectors have 1 to 24 coordinates"),
-        (["a", "--batch-tokens", "0"], "--batch-tokens 0"),
     ],
 )
 def test_bad_embed_input_is_one_sentence(embed, words: list[str], message: str, capsys) -> None:
@@ -352,7 +351,6 @@ def test_scenes_go_to_the_screen_or_a_file(tmp_path: Path, capsys) -> None:
     printed = capsys.readouterr().out.splitlines()
     assert main(["scenes", "--count", "4", "--seed", "2", "--out", str(tmp_path / "c.txt")]) == 0
     assert (tmp_path / "c.txt").read_text().splitlines() == printed
-    assert main(["scenes", "--count", "-1"]) == 2
 
 
 def test_info_tells_a_model_folder(folder: Path, capsys) -> None:
@@ -382,6 +380,27 @@ def paragraphs(tmp_path: Path, captions: list[str]) -> str:
     lines = [f"{a} {a} {b}" for a, b in zip(captions[:20], captions[20:])]
     (tmp_path / "paragraphs.txt").write_text("\n".join(lines), encoding="utf-8")
     return str(tmp_path / "paragraphs.txt")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["embed", "a", "--batch-tokens", "0"],
+            "--batch-tokens: expected a whole number of 1 or more, found '0'",
+        ),
+        (["scenes", "--count", "-1"], "--count: expected a whole number of 1 or more, found '-1'"),
+        (["scenes", "--seed", "-1"], "--seed: expected a whole number of 0 or more, found '-1'"),
+        (
+            ["probe", "lookup", "r", "--captions", "c", "--rows", "x"],
+            "--rows: expected a whole number of 1 or more",
+        ),
+    ],
+)
+def test_numbers_out_of_range_are_told_before_anything_else(words: list[str], message: str, capsys) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert message in capsys.readouterr().err
 
 
 def test_probe_coverage_prints_a_table_and_writes_json(
@@ -415,14 +434,36 @@ def test_probe_lookup_reports_draws_and_refuses(
     for bad, message in (
         (["--head", "7:0"], "head 7:0: this model has layers 1..3"),
         (["--head", "one"], "expected LAYER:HEAD"),
-        (["--rows", "0"], "rows is 0"),
         (["--max-length", "999"], "this model reads 2 to 256 tokens"),
+        (["--json", str(tmp_path)], "is a folder; give a file name"),
+        (["--arrays", f"{paragraphs}/l.npz"], "cannot be written"),
     ):
         assert main([*words, *bad]) == 2
         assert message in capsys.readouterr().err
     assert main(["probe", "lookup", str(folder), "--captions", paragraphs]) == 2
     assert "no designated head" in capsys.readouterr().err
     assert main(["probe", "lookup", str(tmp_path / "none"), "--captions", paragraphs]) == 2
+
+
+def test_an_output_is_tried_before_the_work(monkeypatch, tmp_path: Path, capsys) -> None:
+    monkeypatch.setattr("captionbert.cli._open_model", lambda options: pytest.fail("the model was opened"))
+    captions = ["--captions", str(tmp_path / "c.txt")]
+    assert main(["probe", "lookup", "runs/x", *captions, "--json", str(tmp_path)]) == 2
+    assert main(["probe", "interventions", "runs/x", *captions, "--json", str(tmp_path)]) == 2
+    assert main(["probe", "show", "a cat", "--model", "runs/x", "--html", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("is a folder; give a file name") == 3
+
+
+def test_coverage_takes_the_tokenizer_of_an_export_without_asking_to_run_its_code(
+    tiny_tokenizer_dir: Path, paragraphs: str, tmp_path: Path, capsys
+) -> None:
+    out = tmp_path / "export"
+    shutil.copytree(tiny_tokenizer_dir, out)
+    code = {"AutoConfig": "configuration_x.X", "AutoModel": "modeling_x.X"}
+    (out / "config.json").write_text(json.dumps({"model_type": "captionbert", "auto_map": code}))
+    (out / "configuration_x.py").write_text("raise RuntimeError('this was run')\n")
+    assert main(["probe", "coverage", paragraphs, "--tokenizer", str(out)]) == 0
+    assert "custom code" not in "".join(capsys.readouterr())
 
 
 def test_probe_interventions_writes_what_it_prints(

@@ -36,3 +36,18 @@ def test_dev_pairs_are_read_and_a_bad_line_is_named(tmp_path: Path) -> None:
     bad.write_text(json.dumps(good) + "\n")
     with pytest.raises(InputError, match="1 pairs"):
         read_dev_pairs(bad)
+
+
+def test_a_damaged_file_and_a_score_that_is_no_number_are_named(tmp_path: Path) -> None:
+    good = json.dumps({"sentence1": "a", "sentence2": "b", "score": 2.5}) + "\n"
+    file = tmp_path / "dev.jsonl"
+    file.write_text(good + good.replace("2.5", "NaN"))
+    with pytest.raises(InputError, match=r"dev\.jsonl, line 2: .*the score is nan"):
+        read_dev_pairs(file)
+    file.write_bytes(good.encode() + b'{"sentence1": "\xff"}\n')
+    with pytest.raises(InputError, match=r"dev\.jsonl: line 2 is not UTF-8"):
+        read_dev_pairs(file)
+    cut = tmp_path / "cut.jsonl.gz"
+    cut.write_bytes(gzip.compress(good.encode() * 50)[:-12])
+    with pytest.raises(InputError, match=r"cut\.jsonl\.gz: cannot be read after line"):
+        read_dev_pairs(cut)

@@ -72,6 +72,14 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["x.json"]
 
 
+def test_json_of_a_number_that_json_cannot_say_is_not_written(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"x": 1.0})
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json(tmp_path / "a.json", {"x": float("nan")})
+    assert read_json(tmp_path / "a.json") == {"x": 1.0}
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
 def test_read_json_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         read_json(tmp_path / "none.json")

@@ -123,6 +123,14 @@ def test_a_tie_is_a_miss(structured_model, tokenizer, drawn) -> None:
     assert table["all"]["probability"]["query_mean"] == pytest.approx(table["all"]["uniform"]["query_mean"])
 
 
+def test_a_model_of_nan_is_refused(structured_model, tokenizer, drawn) -> None:
+    model = structured_model()
+    with torch.no_grad():
+        model.layers[0].feed_forward.up.weight[0, 0] = torch.nan
+    with pytest.raises(InputError, match="the model's outputs are not finite: its weights hold NaN"):
+        probe_lookup(model, tokenizer, drawn)
+
+
 def test_a_model_with_other_records_does_not_agree(structured_model, tokenizer, drawn, monkeypatch) -> None:
     from captionbert import modeling_captionbert
 

@@ -99,9 +99,10 @@ def test_unknown_and_uninstalled_teachers_say_what_to_do(monkeypatch: pytest.Mon
 
 
 def test_tokenizer_specs(tmp_path: Path) -> None:
-    assert resolve_tokenizer(str(tmp_path)) == (str(tmp_path), {})
+    assert resolve_tokenizer(str(tmp_path)) == (str(tmp_path), {"trust_remote_code": False})
     revision = "ab" * 20
-    assert resolve_tokenizer(f"owner/model@{revision}") == ("owner/model", {"revision": revision})
+    pinned = {"revision": revision, "trust_remote_code": False}
+    assert resolve_tokenizer(f"owner/model@{revision}") == ("owner/model", pinned)
     for bad in ("owner/model@main", "owner/model", str(tmp_path / "gone")):
         with pytest.raises(InputError, match="no such folder; give a folder, packaged:<"):
             resolve_tokenizer(bad)

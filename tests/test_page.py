@@ -102,6 +102,16 @@ def test_a_missed_record_says_where_the_head_looks(figure: Figure) -> None:
     assert record != 3
 
 
+def test_a_tie_is_a_miss_as_in_the_probe(figure: Figure) -> None:
+    query, record = next(iter(figure.lookups.items()))
+    attention = figure.attention.copy()
+    attention[query] = 0.0
+    attention[query, [record, record + 1]] = 0.5
+    text = page(dataclasses.replace(figure, attention=attention), "tiny")
+    assert "<b>1</b> of <b>2</b> repeated pieces" in text
+    assert f"<sub>{record + 1}</sub> 0.500" in text
+
+
 def test_nothing_comes_from_elsewhere_and_it_fits_a_phone(figure: Figure) -> None:
     text = page(figure, "tiny")
     reader = Reader(text)

@@ -25,6 +25,7 @@ from captionbert.export.load import load_encoder
 from captionbert.modeling_captionbert import CaptionBertModel
 from captionbert.recipes import Recipe, load_recipe
 from captionbert.rotary_captionbert import decode_bitmap
+from captionbert.training.step import LossScale
 
 # By name, since processes that are started from it must find its functions again.
 sys.path.append(str(Path(__file__).parent))
@@ -205,6 +206,17 @@ def test_fp16_resumes_with_its_loss_scale(tmp_path: Path, recipe_file: Path) -> 
     assert digests(tmp_path / "whole") == digests(tmp_path / "cut")
     state = json.loads((tmp_path / "cut" / "checkpoints" / "final" / "state.json").read_text())
     assert state["loss_scale"]["good_steps"] == 6
+
+
+def test_a_run_in_which_every_fp16_step_overflowed_is_no_final_model(
+    tmp_path: Path, recipe_file: Path, monkeypatch
+) -> None:
+    recipe = recipe_with(recipe_file, "compute.precision=fp16", "schedule.steps=5")
+    start = LossScale(2.0**100)
+    monkeypatch.setattr(LossScale, "start", classmethod(lambda cls, precision: start))
+    with pytest.raises(InputError, match="each of the 5 steps overflowed in fp16, so no weight was updated"):
+        train_accelerate.run(recipe, tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints" / "final").exists()
 
 
 def test_a_complete_run_is_not_resumed(whole_run: Path, recipe_file: Path) -> None:

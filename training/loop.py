@@ -19,7 +19,9 @@ import torch
 import torch.distributed as dist
 from tqdm.auto import tqdm
 
+from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.progress import progress
+from captionbert.probes.lookup import finds
 from captionbert.probes.word_records import LookupTargets
 from captionbert.training import checkpoints
 from captionbert.training.batches import Loader
@@ -132,7 +134,7 @@ def embed_ids(
             vectors[part] = found
             if read is not None:
                 log_probs, records = read
-                hits += float((log_probs.argmax(dim=1) == records).sum())
+                hits += float(finds(log_probs, records[:, None]).sum())
                 probability += float(log_probs.gather(1, records[:, None]).exp().double().sum())
     session.model.train()
     if lookups is None:
@@ -149,7 +151,7 @@ def train(session: Session, stop_after: int | None = None) -> Path | None:
 
     Raises:
         SystemExit: a signal arrived; a checkpoint was written; the status is 128 + its number.
-        InputError: see `take_step` and `write_checkpoint`.
+        InputError: see `take_step` and `write_checkpoint`; or no fp16 step of the whole run was of use.
     """
     last = session.plan.steps if stop_after is None else min(stop_after, session.plan.steps)
     session.model.train()
@@ -174,6 +176,11 @@ def train(session: Session, stop_after: int | None = None) -> Path | None:
         if saved != session.state.step:
             _checkpoint(session)
         return session.folder / checkpoints.step_name(session.state.step) if session.is_main else None
+    if 0 < session.state.step <= session.state.loss_scale.skips:
+        raise InputError(
+            f"each of the {session.state.step} steps overflowed in fp16, so no weight was updated; use "
+            "compute.precision=bf16 or fp32, or more steps: the loss scale halves at each"
+        )
     return _finish(session)
 
 
