@@ -21,7 +21,7 @@ demo: install
 	$(BIN)/captionbert distill --corpus $(DEMO)/captions.txt --teachers minilm,paraphrase-l3 --recipe demo --out $(DEMO)
 
 lint: install
-	$(BIN)/ruff format --check .
+	@$(BIN)/ruff format --check . || { echo "run: $(BIN)/ruff format ."; exit 1; }
 	$(BIN)/ruff check .
 	@# The repo root is the package: the type checker finds it by its name through a link.
 	ln -sfn $(CURDIR) $(VENV)/captionbert

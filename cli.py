@@ -387,12 +387,16 @@ def _verb(verbs: Any, name: str, run: Verb, example: str) -> argparse.ArgumentPa
         name,
         help=(text if text[1].isupper() else text[0].lower() + text[1:]).rstrip("."),
         description=text,
-        epilog=f"example:\n  captionbert {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    _example(parser, example)
     parser.set_defaults(run=run)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
+
+
+def _example(parser: argparse.ArgumentParser, example: str) -> None:
+    parser.epilog = f"example:\n  captionbert {example}"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
 def _json_flag(parser: argparse.ArgumentParser) -> None:
@@ -437,6 +441,10 @@ def _embed_options(parser: argparse.ArgumentParser) -> None:
 def _consensus_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Targets from the agreement of several teachers, in four resumable steps over one folder."
+    )
+    _example(
+        parser,
+        "consensus targets --corpus cats.txt --teachers minilm,paraphrase-l3 --out runs/cats/consensus",
     )
     steps = parser.add_subparsers(dest="step", metavar="STEP", required=True)
     source = "--corpus cats.txt --teachers minilm,paraphrase-l3"
@@ -543,6 +551,7 @@ def _info_options(parser: argparse.ArgumentParser) -> None:
 
 def _probe_options(parser: argparse.ArgumentParser) -> None:
     parser.description = "Probes of a corpus, or of a frozen model with structured positions."
+    _example(parser, "probe lookup runs/cats/run --captions paragraphs.txt")
     kinds = parser.add_subparsers(dest="probe", metavar="PROBE", required=True)
     command = "probe coverage paragraphs.txt --json coverage.json"
     _coverage_options(_verb(kinds, "coverage", probe_coverage, command))

@@ -732,8 +732,11 @@ class CaptionBertModel(PreTrainedModel):
         own_positions: bool,
     ) -> torch.Tensor:
         """[B, T] bool with at least one True a row."""
-        if embedded.shape[1] == 0:
-            raise ValueError("an input of 0 tokens; even the empty text has [CLS] and [SEP]")
+        if 0 in embedded.shape[:2]:
+            raise ValueError(
+                f"an input of {embedded.shape[0]} rows of {embedded.shape[1]} tokens; give at least one row, and even "
+                "the empty text has [CLS] and [SEP]"
+            )
         if attention_mask is not None:
             checked = attention_mask.is_floating_point() and not torch.compiler.is_compiling()
             if checked and bool(((attention_mask != 0) & (attention_mask != 1)).any()):

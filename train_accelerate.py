@@ -62,6 +62,7 @@ from captionbert.training.student import build_student, embedding_weights, point
 
 EVALUATIONS = 10  # of a run whose recipe does not say how often
 _CALIBRATION_STEPS = 6
+_FEW_STEPS = 50
 _NO_LIMIT = 1 << 40
 
 
@@ -399,8 +400,13 @@ def _resolve_steps(recipe: Recipe, rows: int, build: Callable[[int], loop.Sessio
     seconds, fixed = calibrate(build(_NO_LIMIT))
     steps = steps_of_minutes(schedule.minutes, seconds, fixed)
     if processes() == 1 or torch.distributed.get_rank() == 0:
+        few = (
+            f"; fewer than {_FEW_STEPS} teach a new model little: give more minutes"
+            if steps < _FEW_STEPS
+            else ""
+        )
         print(
-            f"{seconds:.2f} s a step measured: {schedule.minutes:g} minutes are {steps} steps",
+            f"{seconds:.2f} s a step measured: {schedule.minutes:g} minutes are {steps} steps{few}",
             file=sys.stderr,
         )
     return steps
@@ -476,7 +482,10 @@ def main(argv: list[str] | None = None) -> int:
     checkpoint.
     """
     parser = argparse.ArgumentParser(
-        prog="train_accelerate.py", description="Train a CaptionBERT encoder by a recipe."
+        prog="train_accelerate.py",
+        description="Train a CaptionBERT encoder by a recipe. Killed or stopped, the same command goes on.",
+        epilog="example:\n  captionbert train --recipe mini --set data.consensus=runs/cats/consensus",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_arguments(parser)
     arguments = parser.parse_args(argv)

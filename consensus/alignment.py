@@ -17,6 +17,7 @@ import numpy as np
 
 from captionbert.artifacts.errors import InputError
 from captionbert.consensus.controls import SHUFFLED
+from captionbert.consensus.sampling import captions_for
 from captionbert.probes.geometry import recall_at_1
 
 RIDGE = 1e-3  # times the mean eigenvalue, added to each: bounds the gain of weak directions
@@ -159,10 +160,12 @@ def check_ratio(rows: int, width: int, who: str, *, force: bool = False) -> floa
     """
     ratio = rows / width
     if ratio < MINIMUM_ROWS_PER_DIMENSION and not force:
+        needed = MINIMUM_ROWS_PER_DIMENSION * width
         raise InputError(
             f"{who}: {rows} fit rows for {width} dimensions, N/d = {ratio:.1f}; at least "
-            f"{MINIMUM_ROWS_PER_DIMENSION} are needed ({MINIMUM_ROWS_PER_DIMENSION * width} rows) for a map "
-            "that holds out of sample: use more captions, or force it (--force) and read the out-of-sample score"
+            f"{MINIMUM_ROWS_PER_DIMENSION} are needed ({needed} rows) for a map that holds out of sample: use "
+            f"{captions_for(needed)} distinct captions or more beside the held-out ones, or force it (--force) and "
+            "read the out-of-sample score"
         )
     return ratio
 

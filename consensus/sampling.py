@@ -48,6 +48,11 @@ def sample_sizes(eligible: int, fit_rows: int) -> tuple[int, int]:
     return min(fit_rows, eligible - score), score
 
 
+def captions_for(fit_rows: int) -> int:
+    """The fewest eligible rows of which `sample_sizes` leaves so many for the fit."""
+    return fit_rows + min(SCORE_ROWS, (fit_rows - 1) // 4)
+
+
 def stratified_sample(corpus: Corpus, *, fit_rows: int, chunk_rows: int, seed: int = 0) -> Sample:
     """Draw the rows of the fit (at most `fit_rows`) and of the score (at most 4,000 or a fifth).
 

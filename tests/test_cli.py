@@ -19,7 +19,15 @@ from captionbert.cli import main
 
 VERBS = ["embed", "consensus embed", "consensus fit", "consensus targets", "consensus audit"]
 VERBS += ["export", "parity", "evaluate", "info", "distill", "scenes"]
-VERBS += ["probe coverage", "probe lookup", "probe interventions", "probe show"]
+VERBS += [
+    "probe coverage",
+    "probe lookup",
+    "probe interventions",
+    "probe show",
+    "train",
+    "consensus",
+    "probe",
+]
 TEXTS = ["a man runs.", "two dogs play in a park.", "a black cat sleeps at night"]
 
 

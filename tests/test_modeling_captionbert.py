@@ -178,7 +178,9 @@ def test_added_scores_and_empty_rows_are_refused_as_masks(tiny_config: CaptionBe
     with pytest.raises(ValueError, match="not added scores"):
         model(ids, (1.0 - mask.float()) * -1e9 - 1)
     assert torch.equal(model(ids, mask.float()).pooler_output, model(ids, mask).pooler_output)
-    with pytest.raises(ValueError, match="an input of 0 tokens"):
+    with pytest.raises(ValueError, match="an input of 0 rows of 5 tokens"):
+        model(torch.zeros(0, 5, dtype=torch.long))
+    with pytest.raises(ValueError, match="an input of 2 rows of 0 tokens"):
         model(torch.zeros(2, 0, dtype=torch.long))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from captionbert.artifacts.errors import InputError
 from captionbert.consensus.captions import Corpus, prepare_corpus
-from captionbert.consensus.sampling import apportion, sample_sizes, stratified_sample
+from captionbert.consensus.sampling import apportion, captions_for, sample_sizes, stratified_sample
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,12 @@ def test_sizes_by_hand() -> None:
     assert sample_sizes(50_000, 24_000) == (24_000, 4000)
     assert sample_sizes(25_000, 24_000) == (21_000, 4000)
     assert sample_sizes(10, 3) == (3, 2)
+
+
+def test_captions_for_so_many_fit_rows() -> None:
+    for rows in (1, 3, 80, 3840, 7680, 15_999, 16_000, 40_000):
+        assert sample_sizes(captions_for(rows), rows)[0] == rows
+        assert sample_sizes(captions_for(rows) - 1, 10**9)[0] < rows
 
 
 def test_apportion_by_hand() -> None:

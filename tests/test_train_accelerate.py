@@ -341,11 +341,14 @@ def test_a_second_process_in_the_run_folder_is_refused(tmp_path: Path, recipe_fi
         train_accelerate.run(load_recipe(recipe_file), tmp_path / "run")
 
 
-def test_minutes_become_steps_once(tmp_path: Path, recipe_file: Path) -> None:
+def test_minutes_become_steps_once(tmp_path: Path, recipe_file: Path, capsys) -> None:
     recipe = recipe_with(recipe_file, "schedule.steps=null", "schedule.minutes=0.01", "schedule.warmup=0.1")
     train_accelerate.run(recipe, tmp_path / "run", stop_after=1)
     steps = yaml.safe_load((tmp_path / "run" / "config" / "recipe.yaml").read_text())["schedule"]["steps"]
-    assert steps >= 2
+    assert 2 <= steps < 50
+    assert (
+        f"0.01 minutes are {steps} steps; fewer than 50 teach a new model little" in capsys.readouterr().err
+    )
     train_accelerate.run(recipe, tmp_path / "run")
     assert (
         json.loads((tmp_path / "run" / "checkpoints" / "final" / "state.json").read_text())["step"] == steps
