@@ -42,7 +42,7 @@ from captionbert.consensus.captions import Corpus, open_corpus
 from captionbert.consensus.packaged import resolve_tokenizer
 from captionbert.consensus.targets import Targets, check_agreement, check_frame, open_targets
 from captionbert.encoding_captionbert import token_ids
-from captionbert.probes.dev_pairs import read_dev_pairs
+from captionbert.probes.scored_pairs import read_pairs
 from captionbert.probes.word_records import Vocabulary, lookup_targets
 from captionbert.recipes import Recipe, binding, load_recipe, recipe_names, recipe_to_dict
 from captionbert.training import checkpoints, loop
@@ -297,14 +297,14 @@ def _validation(recipe: Recipe, inputs: Inputs, held_out: np.ndarray) -> Validat
     count = min(recipe.gauges.held_out_rows, len(held_out))
     rows = held_out[np.linspace(0, len(held_out) - 1, count).astype(int)]
     tokenize = _tokenize(recipe, inputs.tokenizer)
-    pairs = read_dev_pairs(recipe.gauges.dev_pairs) if recipe.gauges.dev_pairs else None
+    pairs = read_pairs(recipe.gauges.dev_pairs) if recipe.gauges.dev_pairs else None
     ids = tokenize(inputs.captions.texts(rows))
     vocabulary = _vocabulary(recipe, inputs.tokenizer)
     return Validation(
         ids=ids,
         targets=inputs.targets.vectors(rows),
         pair_ids=tokenize(pairs.first + pairs.second) if pairs else [],
-        scores=pairs.scores if pairs else None,
+        scores=np.asarray(pairs.scores) if pairs else None,
         lookups=lookup_targets(ids, vocabulary) if vocabulary else None,
     )
 

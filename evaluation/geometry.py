@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from captionbert.evaluation.tasks import PairFile
 from captionbert.probes.geometry import geometry
+from captionbert.probes.scored_pairs import ScoredPairs
 
 # Enough for a stable spectrum at 768 coordinates, few enough to be a small part of an evaluation.
 MOST_SENTENCES = 4096
 
 
-def geometry_block(encode: Callable[[list[str]], np.ndarray], pairs: PairFile) -> dict[str, Any] | None:
+def geometry_block(encode: Callable[[list[str]], np.ndarray], pairs: ScoredPairs) -> dict[str, Any] | None:
     """Effective rank beside the simplex CV, and self-cosine, of the file's distinct sentences.
 
     Args:
@@ -23,7 +23,7 @@ def geometry_block(encode: Callable[[list[str]], np.ndarray], pairs: PairFile) -
     Returns:
         The gauges, the file and `line`, the sentence a person reads; None under 5 sentences (no simplex).
     """
-    texts = list(dict.fromkeys(pairs.sentence1 + pairs.sentence2))[:MOST_SENTENCES]
+    texts = list(dict.fromkeys(pairs.first + pairs.second))[:MOST_SENTENCES]
     if len(texts) < 5:
         return None
     gauges = geometry(encode(texts))

@@ -24,7 +24,8 @@ from captionbert.artifacts.files import write_json
 from captionbert.artifacts.progress import progress
 from captionbert.evaluation.geometry import geometry_block
 from captionbert.evaluation.measured import MeasuredModel, check_loaded, identify, load
-from captionbert.evaluation.tasks import DEVELOPMENT, PairFile, StsTask, choose_tasks, find_pairs
+from captionbert.evaluation.tasks import DEVELOPMENT, StsTask, choose_tasks, find_pairs
+from captionbert.probes.scored_pairs import ScoredPairs
 
 KIND = "captionbert-evaluation"
 # mteb announces at each call that a later version of STSBenchmark exists; the suite names this one on
@@ -104,7 +105,7 @@ def versions() -> dict[str, str]:
 
 def _choose_data(
     suite: str, names: list[str] | None, data: Path | None
-) -> tuple[list[StsTask], dict[str, PairFile], list[str]]:
+) -> tuple[list[StsTask], dict[str, ScoredPairs], list[str]]:
     """The tasks to run, their pairs where a data folder is given, and the keys left without a file."""
     chosen = choose_tasks(suite, names)
     if data is None:
@@ -116,11 +117,11 @@ def _choose_data(
     return [task for task in chosen if task.key in pairs], pairs, missing
 
 
-def _prepare(task: StsTask, pairs: PairFile | None) -> Any:
+def _prepare(task: StsTask, pairs: ScoredPairs | None) -> Any:
     """The mteb task object, its data in place."""
     prepared = mteb.get_task(task.mteb_name, eval_splits=[task.split])
     if pairs is not None:
-        rows = {"sentence1": pairs.sentence1, "sentence2": pairs.sentence2, "score": pairs.scores}
+        rows = {"sentence1": pairs.first, "sentence2": pairs.second, "score": pairs.scores}
         prepared.dataset = DatasetDict({task.split: Dataset.from_dict(rows)})
         prepared.data_loaded = True
         return prepared
@@ -136,7 +137,7 @@ def _prepare(task: StsTask, pairs: PairFile | None) -> Any:
 
 
 def _run(
-    measured: MeasuredModel, chosen: list[StsTask], pairs: dict[str, PairFile]
+    measured: MeasuredModel, chosen: list[StsTask], pairs: dict[str, ScoredPairs]
 ) -> dict[str, dict[str, Any]]:
     """One result line a task, keyed by task."""
     lines: dict[str, dict[str, Any]] = {}
@@ -159,7 +160,7 @@ def _run(
     return lines
 
 
-def _line(task: StsTask, prepared: Any, outcome: Any, pairs: PairFile | None) -> dict[str, Any]:
+def _line(task: StsTask, prepared: Any, outcome: Any, pairs: ScoredPairs | None) -> dict[str, Any]:
     scores = outcome.task_results[0].scores[task.split][0]
     if pairs is not None:
         source: dict[str, Any] = {"file": pairs.path.name, "sha256": pairs.sha256}

@@ -1,22 +1,15 @@
-"""The STS tasks by name, and their sentence pairs read from JSONL files.
+"""The STS tasks by name, and their data files.
 
-A data file holds one JSON object a line: {"sentence1": text, "sentence2": text, "score": number}. Its name is
-the task's key and the split: `stsb-test.jsonl`, `sickr-test.jsonl`, `sts12-test.jsonl` ... and
-`stsb-dev.jsonl`. `sts8` are the eight test sets whose equal-weight mean is quoted; `stsb-dev` never enters
-that mean.
+A data file's name is the task's key and the split: `stsb-test.jsonl`, `sickr-test.jsonl`, `sts12-test.jsonl` ... and
+`stsb-dev.jsonl`. `sts8` are the eight test sets whose equal-weight mean is quoted; `stsb-dev` never enters that mean.
 """
 
 import difflib
-import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from captionbert.artifacts.errors import InputError
-from captionbert.artifacts.files import sha256_file
-
-FIELDS = ("sentence1", "sentence2", "score")
+from captionbert.probes.scored_pairs import ScoredPairs, read_pairs
 
 
 @dataclass(frozen=True)
@@ -31,17 +24,6 @@ class StsTask:
     def file_name(self) -> str:
         """Name of the data file in the `--data` folder."""
         return f"{self.key}.jsonl" if self.key.endswith("-dev") else f"{self.key}-{self.split}.jsonl"
-
-
-@dataclass(frozen=True)
-class PairFile:
-    """A read data file: its pairs in file order, the gold scores, and the digest of its bytes."""
-
-    path: Path
-    sentence1: list[str]
-    sentence2: list[str]
-    scores: list[float]
-    sha256: str
 
 
 STS8 = (
@@ -81,51 +63,7 @@ def choose_tasks(suite: str, names: list[str] | None) -> list[StsTask]:
     return list(dict.fromkeys(chosen))
 
 
-def _check_row(row: Any, where: str) -> tuple[str, str, float]:
-    """The three fields of one row, or an InputError that names the file, the line and the field."""
-    if not isinstance(row, dict):
-        raise InputError(f"{where}: expected a JSON object, found {type(row).__name__}")
-    for field in FIELDS:
-        if field not in row:
-            raise InputError(f"{where}: field {field!r} is missing; expected the fields {', '.join(FIELDS)}")
-    for field in FIELDS[:2]:
-        if not isinstance(row[field], str):
-            raise InputError(f"{where}: field {field!r} must be text, found {type(row[field]).__name__}")
-    score = row["score"]
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-        raise InputError(f"{where}: field 'score' must be a finite number, found {score!r}")
-    return row["sentence1"], row["sentence2"], float(score)
-
-
-def read_pairs(path: Path) -> PairFile:
-    """Read one data file.
-
-    Raises:
-        InputError: not UTF-8, not JSON, a missing or ill-typed field (file and line are named), fewer than
-            two distinct scores (a rank correlation would be undefined).
-    """
-    rows = []
-    with open(path, "rb") as stream:
-        for number, line in enumerate(stream, start=1):
-            if not line.strip():
-                continue
-            where = f"{path}, line {number}"
-            try:
-                row = json.loads(line.decode("utf-8"))
-            except UnicodeDecodeError as error:
-                raise InputError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from None
-            except json.JSONDecodeError as error:
-                raise InputError(f"{where}: not valid JSON ({error.msg}); is the line cut?") from None
-            rows.append(_check_row(row, where))
-    first, second, scores = [list(column) for column in zip(*rows)] if rows else ([], [], [])
-    if len(set(scores)) < 2:
-        raise InputError(
-            f"{path}: {len(rows)} pairs with {len(set(scores))} distinct scores; a rank needs two or more"
-        )
-    return PairFile(path, first, second, scores, sha256_file(path))
-
-
-def find_pairs(folder: Path, tasks: list[StsTask]) -> tuple[dict[str, PairFile], list[str]]:
+def find_pairs(folder: Path, tasks: list[StsTask]) -> tuple[dict[str, ScoredPairs], list[str]]:
     """The data files of `tasks` in `folder`, and the keys of the tasks that have none there.
 
     Raises:

@@ -22,12 +22,10 @@ import torch
 import yaml
 
 from captionbert.artifacts.errors import InputError
-from captionbert.artifacts.files import sha256_file
 from captionbert.artifacts.progress import progress
 from captionbert.consensus.captions import open_corpus
 from captionbert.consensus.targets import open_targets
 from captionbert.encoding_captionbert import token_ids
-from captionbert.probes.dev_pairs import DevPairs, pair_spearman, read_dev_pairs
 from captionbert.probes.geometry import geometry, target_cosine
 from captionbert.probes.lookup import (
     Head,
@@ -38,6 +36,7 @@ from captionbert.probes.lookup import (
     require_targets,
     summarise,
 )
+from captionbert.probes.scored_pairs import ScoredPairs, pair_spearman, read_pairs
 from captionbert.probes.texts import Sample
 from captionbert.probes.word_records import LookupTargets, Vocabulary
 
@@ -283,7 +282,7 @@ class Material:
     targets: LookupTargets | None
     head: Head | None
     pair_ids: list[list[int]]
-    pairs: DevPairs | None
+    pairs: ScoredPairs | None
     held_ids: list[list[int]]
     held_targets: np.ndarray | None
     about: dict[str, Any]
@@ -312,9 +311,9 @@ def gather(
     about: dict[str, Any] = {"sample": sample.as_dict(), "max_length": length}
     pairs, pair_ids = None, []
     if dev_pairs is not None:
-        pairs = read_dev_pairs(dev_pairs)
+        pairs = read_pairs(dev_pairs)
         pair_ids = token_ids(tokenizer, pairs.first + pairs.second, length)
-        about["dev_pairs"] = {dev_pairs.name: sha256_file(dev_pairs), "pairs": len(pairs.scores)}
+        about["dev_pairs"] = {pairs.path.name: pairs.sha256, "pairs": len(pairs.scores)}
     held_ids, held_targets = [], None
     if consensus is not None:
         texts, held_targets, about["held_out"] = _held_out(consensus, model.config.projection_dim)

@@ -14,9 +14,10 @@ from captionbert.artifacts.errors import InputError
 from captionbert.configuration_captionbert import CaptionBertConfig
 from captionbert.evaluation.measured import MeasuredModel, check_loaded, identify, load
 from captionbert.evaluation.sts import evaluate, render
-from captionbert.evaluation.tasks import STS8, choose_tasks, find_pairs, read_pairs
+from captionbert.evaluation.tasks import STS8, choose_tasks, find_pairs
 from captionbert.export.folder import export_checkpoint
 from captionbert.modeling_captionbert import CaptionBertModel
+from captionbert.probes.scored_pairs import read_pairs
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def expected_score(folder: Path, file: Path) -> float:
     """Spearman of the cosine, computed here without mteb."""
     pairs = read_pairs(file)
     model = load(identify(folder))
-    a, b = model.encode(pairs.sentence1), model.encode(pairs.sentence2)
+    a, b = model.encode(pairs.first), model.encode(pairs.second)
     cosine = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
     return float(spearmanr(cosine, pairs.scores)[0])
 
@@ -177,31 +178,6 @@ def test_the_loaded_model_passes_its_own_check(exported: Path) -> None:
 
 
 # ---- bad input ----
-
-
-def test_bad_rows_name_file_and_line(tmp_path: Path) -> None:
-    good = '{"sentence1": "a", "sentence2": "b", "score": 1}\n'
-    cases = {
-        '{"sentence1": "a", "score": 1}': "line 2: field 'sentence2' is missing; expected the fields",
-        '{"sentence1": "a", "sentence2": "b"}': "line 2: field 'score' is missing",
-        '{"sentence1": 3, "sentence2": "b", "score": 1}': "line 2: field 'sentence1' must be text, found int",
-        '{"sentence1": "a", "sentence2": "b", "score": "x"}': "'score' must be a finite number, found 'x'",
-        '{"sentence1": "a", "sentence2": "b", "score": NaN}': "'score' must be a finite number, found nan",
-        '{"sentence1": "a", "sent': r"line 2: not valid JSON .* is the line cut\?",
-        "[1]": "line 2: expected a JSON object, found list",
-    }
-    path = tmp_path / "stsb-test.jsonl"
-    for row, message in cases.items():
-        path.write_text(good + row + "\n")
-        with pytest.raises(InputError, match=message) as caught:
-            read_pairs(path)
-        assert str(path) in str(caught.value)
-    path.write_bytes(good.encode() + b'{"sentence1": "\xff"}\n')
-    with pytest.raises(InputError, match="line 2: not UTF-8"):
-        read_pairs(path)
-    path.write_text("")
-    with pytest.raises(InputError, match="0 pairs with 0 distinct scores"):
-        read_pairs(path)
 
 
 def test_folders_without_data(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ import numpy as np
 
 from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.files import publish_file, write_json
-from captionbert.probes.dev_pairs import pair_spearman
 from captionbert.probes.geometry import geometry, target_cosine
+from captionbert.probes.scored_pairs import pair_spearman
 from captionbert.probes.word_records import LookupTargets
 
 METRICS_KIND = "training-metrics"
