@@ -16,9 +16,23 @@ from pathlib import Path
 from typing import Any
 
 from captionbert.artifacts.errors import InputError
+from captionbert.cli_options import (
+    consensus_options,
+    coverage_options,
+    distill_options,
+    embed_options,
+    evaluate_options,
+    export_options,
+    info_options,
+    interventions_options,
+    lookup_options,
+    parity_options,
+    scenes_options,
+    show_example,
+    show_options,
+)
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
-DTYPES = ("fp32", "bf16", "fp16")
 Options = argparse.Namespace
 Verb = Callable[[Options], int]
 
@@ -327,20 +341,6 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _count(text: str) -> int:
-    """A whole number of 1 or more, as an option's type."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, found {text!r}")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    """A whole number of 0 or more, as an option's type."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number of 0 or more, found {text!r}")
-    return int(text)
-
-
 # ---- options ----------------------------------------------------------------------------------------------
 
 
@@ -352,23 +352,23 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="`captionbert VERB --help` tells more. Exit: 0 done, 1 a check or run failed, 2 bad input.",
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    _embed_options(_verb(verbs, "embed", embed, 'embed --model runs/cats/model "a cat" "a kitten" "a truck"'))
+    embed_options(_verb(verbs, "embed", embed, 'embed --model runs/cats/model "a cat" "a kitten" "a truck"'))
     _consensus_options(
         verbs.add_parser("consensus", help="embed, fit, targets, audit: targets from several teachers")
     )
     verbs.add_parser("train", help="train a student on targets; `captionbert train --help` lists its options")
-    _export_options(_verb(verbs, "export", export, "export runs/cats/run runs/cats/model"))
-    _parity_options(_verb(verbs, "parity", parity, "parity runs/cats/run runs/cats/model --json parity.json"))
-    _evaluate_options(
+    export_options(_verb(verbs, "export", export, "export runs/cats/run runs/cats/model"))
+    parity_options(_verb(verbs, "parity", parity, "parity runs/cats/run runs/cats/model --json parity.json"))
+    evaluate_options(
         _verb(verbs, "evaluate", evaluate, "evaluate runs/cats/model --data sts --json scores.json")
     )
-    _info_options(_verb(verbs, "info", info, "info runs/cats/model"))
+    info_options(_verb(verbs, "info", info, "info runs/cats/model"))
     _probe_options(
         verbs.add_parser(
             "probe", help="coverage, lookup, interventions, show: what a corpus or a frozen model holds"
         )
     )
-    _distill_options(
+    distill_options(
         _verb(
             verbs,
             "distill",
@@ -376,7 +376,7 @@ def build_parser() -> argparse.ArgumentParser:
             "distill --corpus cats.txt --teachers minilm,paraphrase-l3 --out runs/cats",
         )
     )
-    _scenes_options(_verb(verbs, "scenes", scenes, "scenes --count 20000 --out captions.txt"))
+    scenes_options(_verb(verbs, "scenes", scenes, "scenes --count 20000 --out captions.txt"))
     return parser
 
 
@@ -388,281 +388,40 @@ def _verb(verbs: Any, name: str, run: Verb, example: str) -> argparse.ArgumentPa
         help=(text if text[1].isupper() else text[0].lower() + text[1:]).rstrip("."),
         description=text,
     )
-    _example(parser, example)
+    show_example(parser, example)
     parser.set_defaults(run=run)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
-
-
-def _example(parser: argparse.ArgumentParser, example: str) -> None:
-    parser.epilog = f"example:\n  captionbert {example}"
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-
-
-def _json_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print machine-readable output instead")
-
-
-def _embed_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "texts",
-        nargs="*",
-        metavar="TEXT",
-        help="texts; a blank one is embedded as the empty text; - reads stdin",
-    )
-    add("--file", metavar="F", help=".txt (one a line), .jsonl, either with .gz, or .parquet; - reads stdin")
-    add("--column", metavar="NAME", help="text column of JSONL or Parquet [text, caption or sentence]")
-    add(
-        "--out",
-        type=Path,
-        metavar="F",
-        help="write F.npy (float32 [texts, width]) or F.parquet (text, embedding)",
-    )
-    add("--model", type=Path, metavar="FOLDER", help="exported folder [$CAPTIONBERT_MODEL]")
-    add("--batch-tokens", type=_count, default=4096, metavar="N", help="tokens of one forward pass [4096]")
-    add("--max-length", type=int, metavar="N", help="cut texts at N tokens [the model's limit]")
-    add("--truncate-dim", type=int, metavar="N", help="keep the first N coordinates, normalised again")
-    add("--dtype", choices=DTYPES, help="number type of the weights [as stored]")
-    add(
-        "--device",
-        default="auto",
-        choices=("auto", "cpu", "cuda"),
-        help="where to run [a GPU where there is one]",
-    )
-    add(
-        "--trust-remote-code",
-        action="store_true",
-        help="run the folder's own code where it differs from this package",
-    )
-    _json_flag(parser)
 
 
 def _consensus_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Targets from the agreement of several teachers, in four resumable steps over one folder."
     )
-    _example(
-        parser,
-        "consensus targets --corpus cats.txt --teachers minilm,paraphrase-l3 --out runs/cats/consensus",
-    )
-    steps = parser.add_subparsers(dest="step", metavar="STEP", required=True)
     source = "--corpus cats.txt --teachers minilm,paraphrase-l3"
+    show_example(parser, f"consensus targets {source} --out runs/cats/consensus")
+    steps = parser.add_subparsers(dest="step", metavar="STEP", required=True)
     for name, run, example in (
         ("embed", consensus_embed, f"consensus embed {source} --out runs/cats/consensus"),
         ("fit", consensus_fit, "consensus fit --out runs/cats/consensus"),
         ("targets", consensus_targets, "consensus targets --out runs/cats/consensus"),
         ("audit", consensus_audit, "consensus audit --out runs/cats/consensus"),
     ):
-        step = _verb(steps, name, run, example)
-        first = "" if name == "embed" else "; the steps before this one are done first when given"
-        step.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the consensus")
-        _corpus_options(step, required=name == "embed", note=first)
-        step.add_argument(
-            "--reference", metavar="NAME", help="teacher whose coordinates are the frame [the first]"
-        )
-        step.add_argument(
-            "--control", action="append", metavar="F", help="other text, to compare effective ranks with"
-        )
-        step.add_argument(
-            "--sample-rows",
-            type=_count,
-            default=24_000,
-            metavar="N",
-            help="rows the maps are fitted on [24000]",
-        )
-        step.add_argument(
-            "--force", action="store_true", help="go on with fewer than 10 fit rows a coordinate"
-        )
-        _json_flag(step)
-
-
-def _corpus_options(parser: argparse.ArgumentParser, *, required: bool, note: str = "") -> None:
-    add = parser.add_argument
-    kinds = ".txt, .jsonl (or .gz), .parquet, or datasets:ID@REVISION[:SPLIT[:COLUMN]]; repeatable"
-    add("--corpus", action="append", required=required, metavar="F", help=kinds + note)
-    names = "comma-separated: minilm, mpnet, paraphrase-l3, a folder, ID@REVISION, onnx:FILE:TOKENIZER"
-    add("--teachers", required=required, metavar="A,B", help=names + note)
-    add("--column", metavar="NAME", help="text column of JSONL or Parquet [text, caption or sentence]")
-    add("--exclude", type=Path, metavar="F", help="file of digests of sentences to leave out of the corpus")
-    add(
-        "--held-out",
-        type=int,
-        default=2000,
-        metavar="N",
-        help="captions kept out of training, 1 or more, 5 %% at most [2000]",
-    )
-
-
-def _export_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "checkpoint", type=Path, metavar="CHECKPOINT", help="a run, or one of its checkpoints"
-    )
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write")
-    parser.add_argument("--dtype", choices=DTYPES, help="number type of the weights [as trained]")
-    parser.add_argument(
-        "--fallback", action="store_true", help="also readable by older sentence-transformers and servers"
-    )
-    _json_flag(parser)
-
-
-def _parity_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("checkpoint", type=Path, metavar="CHECKPOINT", help="what was exported")
-    add("folder", type=Path, metavar="OUT", help="the exported folder")
-    add(
-        "--profile",
-        default="everyday",
-        choices=("everyday", "longest", "full"),
-        help="longest adds one fp16 row of the full length, full all slow cases [everyday]",
-    )
-    add("--dtypes", default="fp32,bf16,fp16", metavar="A,B", help="number types to compare [fp32,bf16,fp16]")
-    add(
-        "--python",
-        metavar="PATH",
-        help="another interpreter for both sides, e.g. with another transformers",
-    )
-    add("--json", type=Path, metavar="F", help="write the report to F")
-
-
-def _evaluate_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("folder", metavar="FOLDER", help="exported or other SentenceTransformer folder, or packaged:minilm")
-    add("--suite", default="sts8", help="group of tasks [sts8]")
-    add("--tasks", metavar="A,B", help="only these tasks, e.g. stsb,sickr,sts12")
-    add(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        help="take stsb-test.jsonl, sickr-test.jsonl ... from DIR, without a network",
-    )
-    add("--json", type=Path, metavar="F", help="write the result to F")
-    add("--batch-size", type=_count, default=32, metavar="N", help="texts of one forward pass [32]")
-    add("--dtype", choices=DTYPES, help="number type of the weights [fp32]")
-    add("--max-length", type=int, metavar="N", help="cut texts at N tokens [the model's limit]")
-
-
-def _info_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="export, run, checkpoint, consensus, corpus, distill"
-    )
-    _json_flag(parser)
+        consensus_options(_verb(steps, name, run, example), first=name == "embed")
 
 
 def _probe_options(parser: argparse.ArgumentParser) -> None:
     parser.description = "Probes of a corpus, or of a frozen model with structured positions."
-    _example(parser, "probe lookup runs/cats/run --captions paragraphs.txt")
+    show_example(parser, "probe lookup runs/cats/run --captions paragraphs.txt")
     kinds = parser.add_subparsers(dest="probe", metavar="PROBE", required=True)
     command = "probe coverage paragraphs.txt --json coverage.json"
-    _coverage_options(_verb(kinds, "coverage", probe_coverage, command))
+    coverage_options(_verb(kinds, "coverage", probe_coverage, command))
     command = "probe lookup runs/cats/run --captions paragraphs.txt --search-heads --json lookup.json"
-    _lookup_options(_verb(kinds, "lookup", probe_lookup, command))
+    lookup_options(_verb(kinds, "lookup", probe_lookup, command))
     command = "probe interventions runs/cats/run --captions paragraphs.txt --dev-pairs stsb-dev.jsonl"
-    _interventions_options(_verb(kinds, "interventions", probe_interventions, command))
+    interventions_options(_verb(kinds, "interventions", probe_interventions, command))
     command = 'probe show "A dog runs. The dog sleeps." --model runs/cats/run --html dog.html'
-    _show_options(_verb(kinds, "show", probe_show, command))
-
-
-def _coverage_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "corpus",
-        nargs="+",
-        metavar="CORPUS",
-        help=".txt, .jsonl (or .gz), .parquet, a corpus or consensus folder, or datasets:ID@REVISION",
-    )
-    add("--column", metavar="NAME", help="text column of JSONL or Parquet [text, caption or sentence]")
-    add(
-        "--tokenizer",
-        default="packaged:minilm",
-        metavar="T",
-        help="folder or packaged:NAME [packaged:minilm]",
-    )
-    add("--max-length", type=int, default=256, metavar="N", help="rows are cut at N tokens [256]")
-    add("--json", type=Path, metavar="F", help="write the report to F")
-
-
-def _sample_options(parser: argparse.ArgumentParser) -> None:
-    """What the probes of a model on a sample of captions share."""
-    add = parser.add_argument
-    add("model", type=Path, metavar="MODEL", help="exported folder, run or checkpoint")
-    add("--captions", required=True, metavar="F", help="file or corpus folder to draw captions from")
-    add("--column", metavar="NAME", help="text column of JSONL or Parquet [text, caption or sentence]")
-    add("--rows", type=_count, default=4096, metavar="N", help="captions to draw [4096]")
-    add("--seed", type=_seed, default=0, metavar="N", help="seed of the draw [0]")
-    add(
-        "--max-length", type=int, metavar="N", help="captions are cut at N tokens [256, or the model's limit]"
-    )
-    add("--batch-tokens", type=_count, default=4096, metavar="N", help="tokens of one forward pass [4096]")
-    add("--json", type=Path, metavar="F", help="write the report to F")
-    _head_options(parser)
-
-
-def _head_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--head", metavar="L:H", help="layer from 1, head from 0 [the model's designated head]")
-    add("--dtype", choices=DTYPES, help="number type of the weights [as stored]")
-    add(
-        "--trust-remote-code",
-        action="store_true",
-        help="run the folder's own code where it differs from this package",
-    )
-
-
-def _lookup_options(parser: argparse.ArgumentParser) -> None:
-    _sample_options(parser)
-    add = parser.add_argument
-    add("--search-heads", action="store_true", help="also report the best head of every layer, as a search")
-    add(
-        "--arrays", type=Path, metavar="F.npz", help="write row numbers and raw values of each query to F.npz"
-    )
-
-
-def _interventions_options(parser: argparse.ArgumentParser) -> None:
-    _sample_options(parser)
-    add = parser.add_argument
-    add("--dev-pairs", type=Path, metavar="F", help="JSONL of STS-B dev; adds its Spearman correlation")
-    add("--consensus", type=Path, metavar="DIR", help="adds the target cosine on its held-out captions")
-    add(
-        "--seed-of-start",
-        type=_seed,
-        metavar="N",
-        help="seed of the fresh start [the run's, from its config/recipe.yaml]",
-    )
-
-
-def _show_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("text", metavar="TEXT", help="a caption, best one in which a word occurs twice")
-    add("--model", type=Path, required=True, metavar="FOLDER", help="exported folder, run or checkpoint")
-    add("--html", type=Path, required=True, metavar="F", help="page to write")
-    add("--max-length", type=int, metavar="N", help="show N tokens at most [512]")
-    _head_options(parser)
-
-
-def _distill_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    _corpus_options(parser, required=True)
-    add("--out", type=Path, required=True, metavar="DIR", help="folder of everything that is made")
-    add("--recipe", default="mini", metavar="R", help="a recipe's name or YAML file [mini]")
-    add("--minutes", type=float, metavar="M", help="training time [the recipe's]")
-    add(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a setting of the recipe; repeatable",
-    )
-    add("--data", type=Path, metavar="DIR", help="folder of STS files to evaluate on, without a network")
-    add("--force", action="store_true", help="go on with fewer than 10 fit rows a coordinate")
-    add("--redo", metavar="STAGE", help="make this stage and all after it again")
-    _json_flag(parser)
-
-
-def _scenes_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--count", type=_count, default=20_000, metavar="N", help="distinct captions [20000]")
-    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="another seed, other captions [0]")
-    parser.add_argument("--out", type=Path, metavar="F", help="file to write [standard output]")
+    show_options(_verb(kinds, "show", probe_show, command))
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def pad_right(ids: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 def batch_vectors(model: Any, ids: list[list[int]], pointer_queries: Any = None) -> Any:
     """[B, E] of a batch whose texts are sorted by length, longest first.
 
-    With pointer queries, (vectors, log-probabilities [K, Q, T]): see `modeling_captionbert.PointerQueries`.
+    With pointer queries, (vectors, log-probabilities [K, Q, T]): see `attention_captionbert.PointerQueries`.
     """
     device = model.device
     if device.type == "cpu":

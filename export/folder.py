@@ -28,6 +28,7 @@ from captionbert.modeling_captionbert import CaptionBertModel
 KIND = "captionbert-export"
 RECORD = "captionbert.json"
 REMOTE_FILES = (
+    "attention_captionbert.py",
     "configuration_captionbert.py",
     "encoding_captionbert.py",
     "modeling_captionbert.py",

@@ -18,8 +18,8 @@ import torch
 
 from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.files import publish_file
+from captionbert.attention_captionbert import PointerQueries
 from captionbert.encoding_captionbert import batch_vectors, pad_right, token_batches, token_ids
-from captionbert.modeling_captionbert import PointerQueries
 from captionbert.probes.coverage import LONG, Coverage, nothing_to_look_up
 from captionbert.probes.geometry import variety
 from captionbert.probes.texts import Sample

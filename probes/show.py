@@ -11,9 +11,9 @@ import torch
 
 from captionbert import rotary_captionbert as rotary
 from captionbert.artifacts.errors import InputError
+from captionbert.attention_captionbert import PointerQueries
 from captionbert.configuration_captionbert import STRUCTURED_DEFAULTS
 from captionbert.encoding_captionbert import batch_vectors, token_ids
-from captionbert.modeling_captionbert import PointerQueries
 from captionbert.probes.coverage import BOUNDARY_TOKENS
 from captionbert.probes.lookup import Head, check_finite, check_head, checked_length, configured_head
 from captionbert.probes.word_records import Vocabulary, lookup_targets

@@ -144,3 +144,16 @@ def structured_model(tiny_tokenizer_dir: Path):
         return model
 
     return make
+
+
+@pytest.fixture
+def reading_model(structured_model):
+    """A structured model that finds every record, with values where a trained model has them and a new one zeros."""
+    import torch
+
+    made = structured_model(reads=True)
+    with torch.no_grad():
+        made.embeddings.address_values.normal_()
+        for parameter in made.layers[2].parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return made

@@ -308,7 +308,7 @@ def test_gradient_checkpointing_changes_no_gradient(tiny_config: CaptionBertConf
 def test_packed_gradients_equal_padded_ones(
     tiny_config: CaptionBertConfig, monkeypatch: pytest.MonkeyPatch, short_row: int
 ) -> None:
-    monkeypatch.setattr("captionbert.modeling_captionbert.SHORT_ROW", short_row)
+    monkeypatch.setattr("captionbert.attention_captionbert.SHORT_ROW", short_row)
     model = build(tiny_config).train()
     ids, mask = batch([9, 9, 4, 2], model.config.vocab_size)
     gradients = []

@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from captionbert import modeling_captionbert as modeling
+from captionbert import attention_captionbert as attention
+from captionbert.attention_captionbert import PointerQueries
 from captionbert.configuration_captionbert import CaptionBertConfig, write_bitmap
-from captionbert.modeling_captionbert import CaptionBertModel, PointerQueries
+from captionbert.modeling_captionbert import CaptionBertModel
 
 _spec = importlib.util.spec_from_file_location(
     "rotary_reference", Path(__file__).with_name("rotary_reference.py")
@@ -218,14 +219,14 @@ def keys_seen(
     model: CaptionBertModel, ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> list[torch.Tensor]:
     """Lengths [B, H, T, planes] of the key pairs that each layer attends with."""
-    seen, eager = [], modeling.eager_attention
+    seen, eager = [], attention.eager_attention
 
     def spy(module, query, key, *rest, **more):
         seen.append(key.unflatten(-1, (-1, 2)).norm(dim=-1))
         return eager(module, query, key, *rest, **more)
 
     with monkeypatch.context() as patch, torch.no_grad():
-        patch.setattr(modeling, "eager_attention", spy)
+        patch.setattr(attention, "eager_attention", spy)
         model(ids, ids != 0, output_attentions=True)
     return seen
 

@@ -7,10 +7,11 @@ import torch
 from safetensors import safe_open
 
 from captionbert.artifacts.errors import InputError
+from captionbert.attention_captionbert import PointerQueries
 from captionbert.configuration_captionbert import PRESETS, CaptionBertConfig, write_bitmap
 from captionbert.consensus.packaged import packaged_folder
 from captionbert.encoding_captionbert import batch_vectors
-from captionbert.modeling_captionbert import CaptionBertModel, PointerQueries
+from captionbert.modeling_captionbert import CaptionBertModel
 from captionbert.probes.word_records import Vocabulary
 from captionbert.recipes import Recipe
 from captionbert.training.step import Encode
