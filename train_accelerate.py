@@ -11,13 +11,10 @@ training/loop.py.
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -47,7 +44,7 @@ from captionbert.probes.word_records import Vocabulary, lookup_targets
 from captionbert.recipes import Recipe, binding, load_recipe, recipe_names, recipe_to_dict
 from captionbert.training import checkpoints, loop
 from captionbert.training.batches import Loader, check_lookups, split_rows
-from captionbert.training.gauges import METRICS_KIND, Validation, evaluate
+from captionbert.training.gauges import METRICS_KIND, Validation
 from captionbert.training.identity import (
     check_same_run,
     environment_changes,
@@ -55,15 +52,11 @@ from captionbert.training.identity import (
     make_identity,
     read_identity,
 )
-from captionbert.training.order import Plan, rank_slice, steps_of_epochs
-from captionbert.training.schedule import learning_rate, steps_of_minutes, warmup_steps
-from captionbert.training.step import LossScale, StepSettings, adam, processes, take_step
+from captionbert.training.length import EVALUATIONS, resolve_steps, stated_steps
+from captionbert.training.order import Plan, rank_slice
+from captionbert.training.schedule import warmup_steps
+from captionbert.training.step import LossScale, StepSettings, adam
 from captionbert.training.student import build_student, embedding_weights, pointing_encode, student_config
-
-EVALUATIONS = 10  # of a run whose recipe does not say how often
-_CALIBRATION_STEPS = 6
-_FEW_STEPS = 50
-_NO_LIMIT = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -140,7 +133,7 @@ def check_rows(recipe: Recipe, captions: Corpus) -> tuple[np.ndarray, np.ndarray
             warm-up as long as the run.
     """
     training, held_out = split_rows(captions, recipe.data.rows)
-    steps = _stated_steps(recipe, len(training))
+    steps = stated_steps(recipe.schedule, len(training))
     Plan(len(training), recipe.schedule.batch_size, recipe.seed, 1 if steps is None else steps)
     if steps is not None:
         warmup_steps(recipe.schedule.warmup, steps)
@@ -215,7 +208,7 @@ def prepare(
         return build(steps, identity), resume
     if accelerator.is_main_process:
         _check_lookups(recipe, inputs.captions, training, inputs.tokenizer)
-    resolved = [_resolve_steps(recipe, len(training), build)]
+    resolved = [resolve_steps(recipe.schedule, len(training), build)]
     broadcast_object_list(resolved)
     # Built before anything is written: a recipe that is refused here may be corrected and run again.
     session = build(resolved[0], identity_digest(new))
@@ -387,60 +380,6 @@ def _loop_settings(recipe: Recipe, steps: int) -> loop.LoopSettings:
         checkpoint_steps=checkpoint.steps,
         keep=checkpoint.keep,
     )
-
-
-def _resolve_steps(recipe: Recipe, rows: int, build: Callable[[int], loop.Session]) -> int:
-    """Steps of a new run. `minutes` is measured once, here; from then on the schedule is a function of the
-    step.
-    """
-    schedule = recipe.schedule
-    if (stated := _stated_steps(recipe, rows)) is not None:
-        return stated
-    assert schedule.minutes is not None
-    seconds, fixed = calibrate(build(_NO_LIMIT))
-    steps = steps_of_minutes(schedule.minutes, seconds, fixed)
-    if processes() == 1 or torch.distributed.get_rank() == 0:
-        few = (
-            f"; fewer than {_FEW_STEPS} teach a new model little: give more minutes"
-            if steps < _FEW_STEPS
-            else ""
-        )
-        print(
-            f"{seconds:.2f} s a step measured: {schedule.minutes:g} minutes are {steps} steps{few}",
-            file=sys.stderr,
-        )
-    return steps
-
-
-def _stated_steps(recipe: Recipe, rows: int) -> int | None:
-    """Steps that the schedule says for so many training rows; None where `minutes` leave them to be measured."""
-    schedule = recipe.schedule
-    if schedule.epochs is not None:
-        return steps_of_epochs(rows, schedule.batch_size, schedule.epochs)
-    return schedule.steps
-
-
-def calibrate(session: loop.Session) -> tuple[float, float]:
-    """(seconds of a step, seconds of all evaluations and of this) on a model that is thrown away."""
-    begin, times = time.monotonic(), []
-    for step, batch in enumerate(session.loader.ahead(0, _CALIBRATION_STEPS)):
-        start = time.monotonic()
-        rate = learning_rate(step, steps=_NO_LIMIT, warmup=_NO_LIMIT, peak=session.settings.peak, floor=0.0)
-        take_step(
-            session.encode,
-            batch,
-            session.optimizer,
-            session.step_settings,
-            session.state.loss_scale,
-            device=session.device,
-            step=step,
-            learning_rate=rate,
-        )
-        times.append(time.monotonic() - start)
-    start = time.monotonic()
-    evaluate(partial(loop.embed_ids, session), session.validation, 0)
-    evaluations = (EVALUATIONS + 1) * (time.monotonic() - start)
-    return median(times[1:]), evaluations + time.monotonic() - begin
 
 
 def read_metrics(run_folder: str | Path) -> dict[str, Any]:
