@@ -51,8 +51,9 @@ from .rotary_captionbert import (
     word_pieces,
 )
 
-# Token states [B, T, D], attention weights [B, H, T, T] if any, log-probabilities [Q, T] of each pointer head.
-LayerOutput = tuple[torch.Tensor, torch.Tensor | None, tuple[torch.Tensor, ...]]
+# Token states [B, T, D], attention weights [B, H, T, T] if any, then log-probabilities [Q, T] of each pointer head.
+# Flat: reentrant gradient checkpointing, which old versions of transformers use, loses gradients of nested outputs.
+LayerOutput = tuple[torch.Tensor | None, ...]
 
 
 @dataclass
@@ -74,12 +75,6 @@ class Positions(NamedTuple):
     turns: torch.Tensor | None = None
     bound_turns: torch.Tensor | None = None
     records: torch.Tensor | None = None
-
-    def laid_end_to_end(self, visible: torch.Tensor) -> "Positions":
-        """The same for the visible tokens only, as one row."""
-        return Positions(
-            *(None if x is None else x.expand(*visible.shape, *x.shape[2:])[visible][None] for x in self)
-        )
 
 
 class CaptionBertEmbeddings(nn.Module):
@@ -145,7 +140,7 @@ class CaptionBertAttention(nn.Module):
         context, weights = attend(
             self, query.transpose(1, 2), key.transpose(1, 2), value.squeeze(2).transpose(1, 2)
         )
-        return linear(self.output, context.flatten(-2), residual=residual), weights, found
+        return linear(self.output, context.flatten(-2), residual=residual), weights, *found
 
     @property
     def is_designated(self) -> bool:
@@ -217,10 +212,10 @@ class CaptionBertLayer(GradientCheckpointingLayer):
         self, hidden: torch.Tensor, attend: Attend, positions: Positions, pointers: Pointers | None
     ) -> LayerOutput:
         """[B, T, D] -> [B, T, D], and what else attention gives."""
-        hidden, weights, found = self.attention(
+        hidden, weights, *found = self.attention(
             self.attention_norm(hidden), attend, positions, pointers, residual=hidden
         )
-        return self.feed_forward(self.feed_forward_norm(hidden), residual=hidden), weights, found
+        return self.feed_forward(self.feed_forward_norm(hidden), residual=hidden), weights, *found
 
 
 class CaptionBertPooling(nn.Module):
@@ -445,23 +440,21 @@ class CaptionBertModel(PreTrainedModel):
             )
         self._check_length(max(lengths))
         embedded = self._embed_tokens(input_ids[None], None)  # [1, S, D]
-        columns = torch.arange(max(lengths), device=input_ids.device)[None]  # [1, T]
-        visible = columns < torch.tensor(lengths, device=input_ids.device)[:, None]  # [B, T]
-        # Words and segments are found caption by caption: a few integers a token, so padding costs nothing here.
-        padded = torch.zeros_like(visible, dtype=input_ids.dtype).masked_scatter(visible, input_ids)
-        positions, digits = self._places(padded, visible, columns)
+        sizes = torch.tensor(lengths, device=input_ids.device)
+        begins = sizes.cumsum(0) - sizes  # [B]
+        columns = torch.arange(len(input_ids), device=input_ids.device) - begins.repeat_interleave(sizes)
+        columns = columns[None]  # [1, S]
+        positions, digits = self._places(
+            input_ids[None], torch.ones_like(columns, dtype=torch.bool), columns, starts=columns == 0
+        )
         pointers = None
         if pointer_queries is not None:
-            places = (visible.flatten().cumsum(0) - 1).view(visible.shape)
+            within = torch.arange(max(lengths), device=input_ids.device)[None]  # [1, T]
+            visible = within < sizes[:, None]  # [B, T]
+            places = (begins[:, None] + within).clamp(max=len(input_ids) - 1)
             pointers = Pointers.of(self.config, pointer_queries, places, visible)
-        flat_columns = columns.expand_as(visible)[visible][None]  # [1, S]
-        flat_digits = None if digits is None else digits[visible][None]
         states, _, _, found = self._run_layers(
-            self.embeddings(embedded, flat_columns, flat_digits),
-            positions.laid_end_to_end(visible),
-            attend_packed(lengths),
-            False,
-            pointers,
+            self.embeddings(embedded, columns, digits), positions, attend_packed(lengths), False, pointers
         )
         vectors = self._sentence_vectors_packed(states[0], lengths)
         return vectors if pointer_queries is None else (vectors, found)
@@ -570,9 +563,16 @@ class CaptionBertModel(PreTrainedModel):
         return visible.device.type == "cpu" and not torch.compiler.is_compiling() and bool(visible.all())
 
     def _places(
-        self, ids: torch.Tensor | None, visible: torch.Tensor, position_ids: torch.Tensor
+        self,
+        ids: torch.Tensor | None,
+        visible: torch.Tensor,
+        position_ids: torch.Tensor,
+        starts: torch.Tensor | None = None,
     ) -> tuple[Positions, torch.Tensor | None]:
-        """Turns [B or 1, T, P] of ids [B, T] and their address digits [B, T, digits], as the config has them now."""
+        """Turns [B or 1, T, P] of ids [B, T] and their address digits [B, T, digits], as the config has them now.
+
+        starts: where captions begin, if several lie in a row.
+        """
         config = self.config
         if config.position_type == "learned":
             return Positions(), None
@@ -581,7 +581,7 @@ class CaptionBertModel(PreTrainedModel):
         if ids is None:
             raise ValueError("structured positions read the token ids: give input_ids, not inputs_embeds")
         planes = config.head_size // 2
-        segments = segment_numbers(ids, visible, config.boundary_token_ids, config.special_token_ids)
+        segments = segment_numbers(ids, visible, config.boundary_token_ids, config.special_token_ids, starts)
         digits = address_digits(segments, config.address_base, config.address_digits)
         turns = structured_turns(
             position_ids,
@@ -593,13 +593,13 @@ class CaptionBertModel(PreTrainedModel):
         if config.binding == "none":
             return Positions(turns), digits
         continuation = decode_bitmap(config.continuation_bitmap, ids.device)
-        words = word_pieces(ids, visible, config.special_token_ids, continuation)
+        words = word_pieces(ids, visible, config.special_token_ids, continuation, starts)
         bound = words.piece
         if config.binding == "endings":
             bound = bound & (words.last == torch.arange(ids.shape[1], device=ids.device))
         hashes = key_hashes(ids, words, config.hash_seed, planes)
         keys = key_turns(hashes if config.lexical_phases else torch.zeros_like(hashes))
-        records = record_positions(ids, words) if config.record_norm is not None else None
+        records = record_positions(ids, words, starts) if config.record_norm is not None else None
         return Positions(turns, torch.where(bound[..., None], keys, turns), records), digits
 
     def _run_layers(
@@ -614,7 +614,7 @@ class CaptionBertModel(PreTrainedModel):
         found: dict[tuple[int, int], torch.Tensor] = {}
         all_states, all_weights = [hidden], []
         for number, layer in enumerate(self.layers, start=1):
-            hidden, weights, read = layer(hidden, attend, positions, pointers)
+            hidden, weights, *read = layer(hidden, attend, positions, pointers)
             if pointers is not None:
                 found.update(zip((head for head in pointers.heads if head[0] == number), read))
             if weights is not None:

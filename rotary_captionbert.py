@@ -9,6 +9,8 @@ A word's key is the tuple of its token ids; its phases are sums of a counter-bas
 Angles and turns are fp32 at any weight dtype: in bf16 only 897 of 8,192 positions are distinct. Hashes are integers,
 the same on every device. This is a remote file and keeps no state.
 
+A row is one caption; or, with `starts`, several captions laid end to end: bool [B, T], True where one begins.
+
 Shapes: B captions, T tokens, H heads, P planes, V vocabulary, S digits of an address.
 """
 
@@ -19,6 +21,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 _MASK32 = 0xFFFFFFFF
@@ -95,16 +98,17 @@ class Words(NamedTuple):
 def decode_bitmap(bitmap: str, device: torch.device) -> torch.Tensor:
     """The set of token ids written in `bitmap` (base64 of zlib of bits, first id in the highest bit): bool [V or more].
 
-    Decoded once a text and device: the answer is a constant.
+    Unpacked once a text: the answer is a constant.
     """
-    return _decoded(bitmap, device)
+    return torch.from_numpy(_unpacked(bitmap)).to(device)
 
 
 @lru_cache(maxsize=8)
-def _decoded(bitmap: str, device: torch.device) -> torch.Tensor:
-    packed = torch.tensor(list(zlib.decompress(base64.b64decode(bitmap))), dtype=torch.uint8, device="cpu")
-    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device="cpu")
-    return ((packed[:, None] >> shifts) & 1).flatten().bool().to(device)
+def _unpacked(bitmap: str) -> np.ndarray:
+    # No tensor is kept: one made while a graph is exported is a stand-in without values.
+    return np.unpackbits(np.frombuffer(zlib.decompress(base64.b64decode(bitmap)), dtype=np.uint8)).astype(
+        bool
+    )
 
 
 def _is_one_of(ids: torch.Tensor, members: Sequence[int]) -> torch.Tensor:
@@ -116,7 +120,11 @@ def _is_one_of(ids: torch.Tensor, members: Sequence[int]) -> torch.Tensor:
 
 
 def word_pieces(
-    ids: torch.Tensor, visible: torch.Tensor, special_ids: Sequence[int], continuation: torch.Tensor
+    ids: torch.Tensor,
+    visible: torch.Tensor,
+    special_ids: Sequence[int],
+    continuation: torch.Tensor,
+    starts: torch.Tensor | None = None,
 ) -> Words:
     """The words of ids [B, T] under visibility bool [B, T].
 
@@ -127,6 +135,8 @@ def word_pieces(
     """
     piece = visible & ~_is_one_of(ids, special_ids)
     after_piece = torch.nn.functional.pad(piece[:, :-1], (1, 0))
+    if starts is not None:
+        after_piece = after_piece & ~starts
     continues = continuation[ids.clamp(max=len(continuation) - 1)] & (ids < len(continuation))
     inner = piece & after_piece & continues  # not the first piece of its word
     place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
@@ -138,7 +148,11 @@ def word_pieces(
 
 
 def segment_numbers(
-    ids: torch.Tensor, visible: torch.Tensor, boundary_ids: Sequence[int], special_ids: Sequence[int]
+    ids: torch.Tensor,
+    visible: torch.Tensor,
+    boundary_ids: Sequence[int],
+    special_ids: Sequence[int],
+    starts: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """How many boundary tokens stand before each token of ids [B, T]: int64, -1 for special tokens and padding.
 
@@ -146,6 +160,9 @@ def segment_numbers(
     """
     boundary = visible & _is_one_of(ids, boundary_ids)
     before = boundary.cumsum(dim=1) - boundary.long()
+    if starts is not None:  # counted from the token that its caption begins with
+        place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        before = before - before.gather(1, torch.where(starts, place, 0).cummax(dim=1).values)
     return torch.where(visible & ~_is_one_of(ids, special_ids), before, -1)
 
 
@@ -235,8 +252,8 @@ def key_turns(hashes: torch.Tensor) -> torch.Tensor:
     return torch.complex(angles.cos(), angles.sin())
 
 
-def record_positions(ids: torch.Tensor, words: Words) -> torch.Tensor:
-    """The last piece of the first occurrence of every key in its row: bool [B, T].
+def record_positions(ids: torch.Tensor, words: Words, starts: torch.Tensor | None = None) -> torch.Tensor:
+    """The last piece of the first occurrence of every key in its caption: bool [B, T].
 
     Keys are compared by 63 bits of hash: among the 8,192 words of the longest row two different ones are taken for one
     with a probability below 1e-11.
@@ -247,5 +264,11 @@ def record_positions(ids: torch.Tensor, words: Words) -> torch.Tensor:
     names = torch.where(ends, (high >> 1 << 32) | low, -1)  # [B, T]
     ordered, order = names.sort(dim=1, stable=True)
     fresh = torch.ones_like(ends)
-    fresh[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    if starts is not None:  # by caption, then by name, then by place
+        caption, by_caption = starts.cumsum(dim=1).gather(1, order).sort(dim=1, stable=True)
+        ordered, order = ordered.gather(1, by_caption), order.gather(1, by_caption)
+        fresh[:, 1:] = caption[:, 1:] != caption[:, :-1]
+        fresh[:, 1:] |= ordered[:, 1:] != ordered[:, :-1]
+    else:
+        fresh[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     return torch.zeros_like(ends).scatter(1, order, fresh) & ends

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from captionbert.consensus.packaged import resolve_tokenizer
 from captionbert.consensus.targets import Targets, check_agreement, check_frame, open_targets
 from captionbert.encoding_captionbert import token_ids
 from captionbert.probes.scored_pairs import read_pairs
-from captionbert.probes.word_records import Vocabulary, lookup_targets
+from captionbert.probes.word_records import FindLookups, Vocabulary, lookup_targets, queries_of
 from captionbert.recipes import Recipe, binding, load_recipe, recipe_names, recipe_to_dict
 from captionbert.training import checkpoints, loop
 from captionbert.training.batches import Loader, check_lookups, split_rows
@@ -148,13 +149,15 @@ def check_recipe(recipe: Recipe, captions: Corpus) -> None:
     """
     training, _ = check_rows(recipe, captions)
     tokenizer = _load_tokenizer(recipe)
-    student_config(recipe, tokenizer, recipe.model.overrides.get("projection_dim", 768))
-    _check_lookups(recipe, captions, training, tokenizer)
+    config = student_config(recipe, tokenizer, recipe.model.overrides.get("projection_dim", 768))
+    _check_lookups(recipe, config, captions, training, tokenizer)
 
 
-def _check_lookups(recipe: Recipe, captions: Corpus, rows: np.ndarray, tokenizer: Any) -> None:
-    if vocabulary := _vocabulary(recipe, tokenizer):
-        check_lookups(captions, rows, _tokenize(recipe, tokenizer), vocabulary)
+def _check_lookups(
+    recipe: Recipe, config: CaptionBertConfig, captions: Corpus, rows: np.ndarray, tokenizer: Any
+) -> None:
+    if find := _find_lookups(recipe, config, tokenizer):
+        check_lookups(captions, rows, _tokenize(recipe, tokenizer), find)
 
 
 def _load_tokenizer(recipe: Recipe) -> Any:
@@ -192,7 +195,7 @@ def prepare(
     """
     config = student_config(recipe, inputs.tokenizer, inputs.targets.width)
     training, held_out = check_rows(recipe, inputs.captions)
-    validation = _validation(recipe, inputs, held_out)
+    validation = _validation(recipe, config, inputs, held_out)
     new = identity_of(recipe, inputs, config, accelerator)
 
     def build(steps: int, identity: str = "none") -> loop.Session:
@@ -207,7 +210,13 @@ def prepare(
         identity, steps, resume = standing[0]
         return build(steps, identity), resume
     if accelerator.is_main_process:
-        _check_lookups(recipe, inputs.captions, training, inputs.tokenizer)
+        if recipe.model.preset.startswith(("whole-key", "pointer")) and not recipe.loss.lookup_weight:
+            print(
+                f"warning: {recipe.model.preset} is meant to be trained with a lookup loss, and loss.lookup_weight is "
+                "0 (the recipe whole-key-lookup has 0.1)",
+                file=sys.stderr,
+            )
+        _check_lookups(recipe, config, inputs.captions, training, inputs.tokenizer)
     resolved = [resolve_steps(recipe.schedule, len(training), build)]
     broadcast_object_list(resolved)
     # Built before anything is written: a recipe that is refused here may be corrected and run again.
@@ -285,26 +294,31 @@ def _write_config(
         tokenizer.save_pretrained(folder / "tokenizer")
 
 
-def _validation(recipe: Recipe, inputs: Inputs, held_out: np.ndarray) -> Validation:
+def _validation(
+    recipe: Recipe, config: CaptionBertConfig, inputs: Inputs, held_out: np.ndarray
+) -> Validation:
     """Up to `held_out_rows` captions spread evenly over those held out, and the dev pairs if any."""
     count = min(recipe.gauges.held_out_rows, len(held_out))
     rows = held_out[np.linspace(0, len(held_out) - 1, count).astype(int)]
     tokenize = _tokenize(recipe, inputs.tokenizer)
     pairs = read_pairs(recipe.gauges.dev_pairs) if recipe.gauges.dev_pairs else None
     ids = tokenize(inputs.captions.texts(rows))
-    vocabulary = _vocabulary(recipe, inputs.tokenizer)
+    find = _find_lookups(recipe, config, inputs.tokenizer)
     return Validation(
         ids=ids,
         targets=inputs.targets.vectors(rows),
         pair_ids=tokenize(pairs.first + pairs.second) if pairs else [],
         scores=np.asarray(pairs.scores) if pairs else None,
-        lookups=lookup_targets(ids, vocabulary) if vocabulary else None,
+        lookups=find(ids) if find else None,
     )
 
 
-def _vocabulary(recipe: Recipe, tokenizer: Any) -> Vocabulary | None:
-    """What the lookup targets need of the tokenizer; None without a lookup loss."""
-    return Vocabulary.from_tokenizer(tokenizer) if recipe.loss.lookup_weight else None
+def _find_lookups(recipe: Recipe, config: CaptionBertConfig, tokenizer: Any) -> FindLookups | None:
+    """What finds the queries of the lookup loss; None without one."""
+    if not recipe.loss.lookup_weight:
+        return None
+    vocabulary = Vocabulary.from_tokenizer(tokenizer)
+    return partial(lookup_targets, vocabulary=vocabulary, queries=queries_of(config))
 
 
 def _tokenize(recipe: Recipe, tokenizer: Any) -> Callable[[list[str]], list[list[int]]]:
@@ -333,7 +347,7 @@ def _session(
         training,
         plan,
         share,
-        _vocabulary(recipe, inputs.tokenizer),
+        _find_lookups(recipe, config, inputs.tokenizer),
     )
     session = loop.Session(
         run=run_folder,

@@ -131,7 +131,10 @@ def main() -> None:
     make_consensus(captions, options.work / "consensus")
     found = study(options.work, options.only, options.steps, options.dev_pairs)
     for name, row in found.items():
-        print(name, json.dumps(row["lookup"].get("subsets", {}).get("all", {})))
+        shares = (
+            row["lookup"]["lookup"][subset]["top_one"]["query_mean"] for subset in ("all", "non-ending")
+        )
+        print(f"{name:<18} top-one {next(shares):7.2%}, of non-ending pieces {next(shares):7.2%}")
     if options.json:
         write_json(options.json, {"kind": "lookup-study", "options": found})
 

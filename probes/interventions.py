@@ -101,7 +101,8 @@ def gather(
     length = checked_length(model.config, max_length)
     own = configured_head(model.config) if head is None else check_head(head, model.config)
     ids = token_ids(tokenizer, sample.texts, length)
-    targets = require_targets(ids, Vocabulary.from_tokenizer(tokenizer), sample) if own else None
+    vocabulary = Vocabulary.from_tokenizer(tokenizer)
+    targets = require_targets(ids, vocabulary, sample, model.config) if own else None
     about: dict[str, Any] = {"sample": sample.as_dict(), "max_length": length}
     pairs, pair_ids = None, []
     if dev_pairs is not None:

@@ -23,7 +23,7 @@ from captionbert.encoding_captionbert import batch_vectors, pad_right, token_bat
 from captionbert.probes.coverage import LONG, Coverage, nothing_to_look_up
 from captionbert.probes.geometry import variety
 from captionbert.probes.texts import Sample
-from captionbert.probes.word_records import LookupTargets, Vocabulary, lookup_targets
+from captionbert.probes.word_records import LookupTargets, Vocabulary, lookup_targets, queries_of
 
 Head = tuple[int, int]  # layer counted from 1, head from 0
 # Pointer outputs of one pass, K * Q * T numbers: longer lists of queries take several passes.
@@ -290,7 +290,7 @@ def probe_lookup(
     length = checked_length(model.config, max_length)
     vocabulary = Vocabulary.from_tokenizer(tokenizer)
     ids = token_ids(tokenizer, sample.texts, length)
-    targets = require_targets(ids, vocabulary, sample)
+    targets = require_targets(ids, vocabulary, sample, model.config)
     readings = read_queries(model, ids, targets, heads, batch_tokens)
     coverage = Coverage(vocabulary, length, boundary_tokens=())
     coverage.add(ids)
@@ -299,6 +299,7 @@ def probe_lookup(
         "kind": "lookup-probe",
         "sample": sample.as_dict(),
         "max_length": length,
+        "queries": queries_of(model.config),
         "lengths": {"mean": coverage.lengths.mean, **coverage.lengths.spread()},
         "query_variety": str(variety(lengths, readings.vectors)) if len(ids) >= 5 else None,
         "target_agreement": None if readings.agrees is None else float(readings.agrees.mean()),
@@ -322,9 +323,11 @@ def checked_length(config: Any, max_length: int | None) -> int:
     return length
 
 
-def require_targets(ids: list[list[int]], vocabulary: Vocabulary, sample: Sample) -> LookupTargets:
-    """The queries of a sample. Raises InputError where it has none."""
-    targets = lookup_targets(ids, vocabulary)
+def require_targets(
+    ids: list[list[int]], vocabulary: Vocabulary, sample: Sample, config: Any
+) -> LookupTargets:
+    """The queries of a sample for a model of this config. Raises InputError where there are none."""
+    targets = lookup_targets(ids, vocabulary, queries_of(config))
     if not len(targets):
         raise nothing_to_look_up(", ".join(sample.identity), len(ids))
     return targets

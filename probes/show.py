@@ -16,7 +16,7 @@ from captionbert.configuration_captionbert import STRUCTURED_DEFAULTS
 from captionbert.encoding_captionbert import batch_vectors, token_ids
 from captionbert.probes.coverage import BOUNDARY_TOKENS
 from captionbert.probes.lookup import Head, check_finite, check_head, checked_length, configured_head
-from captionbert.probes.word_records import Vocabulary, lookup_targets
+from captionbert.probes.word_records import Vocabulary, lookup_targets, queries_of
 
 MOST_TOKENS = 512  # a page of more is not looked at by anyone
 
@@ -75,7 +75,7 @@ def figure_of(
     length = length if max_length is None else min(length, checked_length(model.config, max_length))
     ids = token_ids(tokenizer, [text], length)[0]
     vocabulary = Vocabulary.from_tokenizer(tokenizer)
-    targets = lookup_targets([ids], vocabulary)
+    targets = lookup_targets([ids], vocabulary, queries_of(model.config))
     structure = _structure(model.config, vocabulary, ids)
     return Figure(
         tokens=_token_texts(tokenizer, ids),

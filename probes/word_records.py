@@ -10,7 +10,7 @@ records by hashes, so that an error there cannot hide behind the same error here
 Legend: S tokens laid end to end, W words, V vocabulary, Q queries.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
@@ -19,6 +19,7 @@ import numpy as np
 
 LEAST_CHARACTERS = 3
 Queries = Literal["pieces", "endings"]
+FindLookups = Callable[[Sequence[Sequence[int]]], "LookupTargets"]  # of rows of token ids
 # Articles, pronouns, prepositions, conjunctions, auxiliaries, particles and the halves that an apostrophe leaves
 # ("doesn ' t"): they repeat in any text and say nothing of what it is about. Content words and numbers stay.
 FUNCTION_WORDS = frozenset(
@@ -160,6 +161,11 @@ class _Words:
     @property
     def last(self) -> np.ndarray:
         return self.first + self.pieces - 1
+
+
+def queries_of(config: Any) -> Queries:
+    """Which pieces of a repeated word ask for its record: those that the model's binding gives key phases."""
+    return "endings" if getattr(config, "binding", None) == "endings" else "pieces"
 
 
 def lookup_targets(

@@ -123,6 +123,15 @@ def test_a_tie_is_a_miss(structured_model, tokenizer, drawn) -> None:
     assert table["all"]["probability"]["query_mean"] == pytest.approx(table["all"]["uniform"]["query_mean"])
 
 
+def test_a_model_with_keys_at_endings_is_asked_there(structured_model, tokenizer, drawn) -> None:
+    report = probe_lookup(structured_model("key-endings"), tokenizer, drawn).report
+    assert (report["queries"], report["lookup"]["non-ending"]["queries"]) == ("endings", 0)
+    pieces = probe_lookup(structured_model(), tokenizer, drawn).report
+    assert pieces["queries"] == "pieces"
+    assert pieces["lookup"]["ending"]["queries"] == report["lookup"]["all"]["queries"]
+    assert pieces["lookup"]["non-ending"]["queries"] > 0
+
+
 def test_a_model_of_nan_is_refused(structured_model, tokenizer, drawn) -> None:
     model = structured_model()
     with torch.no_grad():

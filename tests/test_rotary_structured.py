@@ -458,11 +458,49 @@ def test_results_are_the_same_at_any_default_device() -> None:
     ids = torch.tensor([stream("narrow", 300, random.Random(5))])
     visible = torch.ones_like(ids, dtype=torch.bool)
     plain = computed(ids, visible)
-    rotary._decoded.cache_clear()
+    rotary._unpacked.cache_clear()
     with torch.device("meta"):
         found = computed(ids, visible)
     for name, value in plain.items():
         assert found[name].tobytes() == value.tobytes(), name
+
+
+def test_a_graph_that_is_exported_first_leaves_no_tensor_without_values() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    rotary._unpacked.cache_clear()
+    with FakeTensorMode():
+        continuations()
+    assert int(continuations().sum()) == 5828
+
+
+def test_captions_laid_end_to_end_are_as_each_by_itself() -> None:
+    """Rows of every length without special tokens between them, so that words, keys and segments could run over."""
+    dice = random.Random(7)
+    rows = [stream("narrow", length, dice) for length in (1, 2, 63, 512, 1, 40, 300)]
+    rows = [[i for i in row if i not in SPECIAL] or [2003] for row in rows]
+    rows[5][0] = int(continuations().nonzero()[0])  # a continuation piece right behind another caption
+    rows[3][-1], rows[4] = 2003, [2003]  # one word twice, in two captions
+    rows[2][9] = rows[3][100] = 1012
+    flat = torch.tensor([[i for row in rows for i in row]])
+    starts = torch.zeros_like(flat, dtype=torch.bool)
+    starts[0, np.cumsum([0, *map(len, rows)])[:-1]] = True
+    visible = torch.ones_like(starts)
+    words = rotary.word_pieces(flat, visible, SPECIAL, continuations(), starts)
+    found = {
+        "segments": rotary.segment_numbers(flat, visible, BOUNDARY, SPECIAL, starts),
+        "hashes": rotary.key_hashes(flat, words, 2026, PLANES),
+        "records": rotary.record_positions(flat, words, starts),
+        "piece": words.piece,
+    }
+    alone = [computed(torch.tensor([row]), torch.ones(1, len(row), dtype=torch.bool)) for row in rows]
+    for name, value in found.items():
+        expected = np.concatenate([each[name][0] for each in alone])
+        assert np.array_equal(value[0].numpy(), expected), name
+    lasts = np.concatenate(
+        [each["last"][0] + begin for each, begin in zip(alone, starts[0].nonzero().numpy())]
+    )
+    assert np.array_equal(words.last[0].numpy(), lasts)
 
 
 def test_results_are_the_same_for_narrower_ids() -> None:

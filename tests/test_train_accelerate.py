@@ -145,6 +145,22 @@ def test_a_structured_run_learns_to_look_up_and_resumes_exactly(
     assert {t for t, i in vocabulary.items() if flags[i]} == {t for t in vocabulary if t.startswith("##")}
 
 
+def test_keys_at_endings_are_trained_at_endings(
+    tmp_path: Path, recipe_file: Path, paragraphs: Path, capsys
+) -> None:
+    counts = {}
+    for preset in ("whole-key-lookup-mini", "key-endings-mini"):
+        recipe = structured(recipe_file, paragraphs, f"model.preset={preset}")
+        train_accelerate.run(recipe, tmp_path / preset, stop_after=1)
+        counts[preset] = train_accelerate.read_metrics(tmp_path / preset)["curve"][0]["lookup"]["queries"]
+    assert 0 < counts["key-endings-mini"] < counts["whole-key-lookup-mini"]
+    assert "meant to be trained" not in capsys.readouterr().err
+    train_accelerate.run(
+        structured(recipe_file, paragraphs, "loss.lookup_weight=0"), tmp_path / "no", stop_after=1
+    )
+    assert "whole-key-lookup-mini is meant to be trained with a lookup loss" in capsys.readouterr().err
+
+
 def test_a_lookup_loss_needs_something_to_look_up(tmp_path: Path, recipe_file: Path, consensus: Path) -> None:
     with pytest.raises(
         InputError, match=r"loss.lookup_weight: none of 190 captions repeats an eligible word"

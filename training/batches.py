@@ -16,7 +16,7 @@ from torch import Tensor
 
 from captionbert.artifacts.errors import InputError
 from captionbert.probes.coverage import nothing_to_look_up
-from captionbert.probes.word_records import LookupTargets, Vocabulary, lookup_targets
+from captionbert.probes.word_records import FindLookups, LookupTargets
 from captionbert.training.order import Plan
 
 _SCAN_ROWS = 4096
@@ -80,7 +80,7 @@ def split_rows(captions: Captions, limit: int | None) -> tuple[np.ndarray, np.nd
     return training[:limit], validation
 
 
-def check_lookups(captions: Captions, rows: np.ndarray, tokenize: Tokenize, vocabulary: Vocabulary) -> None:
+def check_lookups(captions: Captions, rows: np.ndarray, tokenize: Tokenize, find: FindLookups) -> None:
     """Refuse a lookup loss that has nothing to look up; captions are read only until one has.
 
     Raises:
@@ -88,7 +88,7 @@ def check_lookups(captions: Captions, rows: np.ndarray, tokenize: Tokenize, voca
     """
     for start in range(0, len(rows), _SCAN_ROWS):
         ids = tokenize(captions.texts(rows[start : start + _SCAN_ROWS]))
-        if len(lookup_targets(ids, vocabulary).row):
+        if len(find(ids)):
             return
     raise nothing_to_look_up("loss.lookup_weight", len(rows))
 
@@ -100,7 +100,7 @@ class Loader:
         captions, targets, tokenize: the sources.
         rows: corpus row of each training position, int64.
         plan: the order; share: this process's part of a global batch.
-        vocabulary: also find repeated words and their records, for the lookup loss; None does not.
+        find: repeated words and their records, for the lookup loss; None looks for none.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class Loader:
         rows: np.ndarray,
         plan: Plan,
         share: slice,
-        vocabulary: Vocabulary | None = None,
+        find: FindLookups | None = None,
     ) -> None:
-        self.vocabulary = vocabulary
+        self.find = find
         self.captions, self.targets, self.tokenize = captions, targets, tokenize
         self.rows, self.plan, self.share = rows, plan, share
         self.groups = np.asarray(captions.groups)
@@ -133,7 +133,7 @@ class Loader:
             own=torch.arange(len(rows))[self.share],
             targets=torch.from_numpy(np.ascontiguousarray(targets, dtype=np.float32)),
             groups=torch.from_numpy(self.groups[rows]),
-            lookups=lookup_targets(ids, self.vocabulary) if self.vocabulary else None,
+            lookups=self.find(ids) if self.find else None,
         )
 
     def ahead(self, first: int, stop: int) -> Iterator[StepBatch]:
