@@ -144,9 +144,7 @@ def test_a_model_with_other_records_does_not_agree(structured_model, tokenizer, 
     from captionbert import modeling_captionbert
 
     right = modeling_captionbert.record_positions
-    monkeypatch.setattr(
-        modeling_captionbert, "record_positions", lambda ids, words: right(ids, words).roll(1, 1)
-    )
+    monkeypatch.setattr(modeling_captionbert, "record_positions", lambda *given: right(*given).roll(1, 1))
     report = probe_lookup(structured_model(), tokenizer, drawn).report
     assert report["target_agreement"] < 1
     assert "must be 1" in render(report)
