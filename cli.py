@@ -66,12 +66,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check_outputs(options: Options) -> None:
-    """Every file that a verb writes at its end is tried before its work."""
-    for path in (getattr(options, name, None) for name in ("json", "arrays", "html")):
-        if isinstance(path, Path):
-            from captionbert.artifacts.files import check_output
+    """Every file that a verb writes at its end is tried before its work, and may not be one that it reads.
 
-            check_output(path)
+    Raises:
+        InputError: see check_output; an input or another output under the same name; a file in a folder that is read,
+            unless it is an earlier report.
+    """
+    given = {name: value for name, value in vars(options).items() if value}
+    names = ("json", "arrays", "html", *(["out"] if options.verb == "embed" else []))
+    outputs = {f"--{name}": given.pop(name) for name in names if isinstance(given.get(name), Path)}
+    if not outputs:
+        return
+    from captionbert.artifacts.files import check_output, is_report
+
+    words = [w for value in given.values() for w in (value if isinstance(value, list) else [value])]
+    inputs = [Path(word) for word in words if isinstance(word, str | Path) and os.path.exists(word)]
+    for name, path in outputs.items():
+        for other in inputs:
+            if path.exists() and path.samefile(other):
+                raise InputError(f"{name} {path}: is read as well; give another file")
+            inside = other.is_dir() and path.resolve().is_relative_to(other.resolve())
+            if inside and path.exists() and not is_report(path):
+                raise InputError(f"{name} {path}: is a file of {other}, which is read; give another name")
+        if sum(path.resolve() == other.resolve() for other in outputs.values()) > 1:
+            raise InputError(f"{name} {path}: two outputs have this name; give each its own")
+    for path in outputs.values():
+        check_output(path)
 
 
 def _complain(message: str, status: int) -> int:
@@ -220,14 +240,11 @@ def scenes(options: Options) -> int:
 
 def probe_coverage(options: Options) -> int:
     """Lengths, segments and repeated words of a corpus: what it offers to structured positions."""
-    import transformers
-
-    from captionbert.consensus.packaged import resolve_tokenizer
+    from captionbert.consensus.packaged import load_tokenizer
     from captionbert.probes.coverage import measure, render
     from captionbert.probes.texts import Captions
 
-    location, arguments = resolve_tokenizer(options.tokenizer)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(location, **arguments)
+    tokenizer = load_tokenizer(options.tokenizer)
     captions = Captions(options.corpus, options.column)
     report = measure(captions.blocks(), tokenizer, options.max_length)
     report |= {"corpora": captions.identity, "tokenizer": options.tokenizer, "blank_rows": captions.skipped}
@@ -238,7 +255,7 @@ def probe_lookup(options: Options) -> int:
     """Does the designated head find the first occurrence of a repeated word?"""
     from captionbert.probes.lookup import parse_head, probe_lookup, render
 
-    head = parse_head(options.head) if options.head else None
+    head = parse_head(options.head) if options.head is not None else None
     model, tokenizer = _open_model(options)
     rest = _some(options, "max_length", "batch_tokens")
     sample = _draw_captions(options)
@@ -255,7 +272,7 @@ def probe_interventions(options: Options) -> int:
     from captionbert.probes.interventions import gather, probe_interventions, registered_seed, render
     from captionbert.probes.lookup import parse_head
 
-    head = parse_head(options.head) if options.head else None
+    head = parse_head(options.head) if options.head is not None else None
     seed, note = options.seed_of_start, ""
     if seed is None:
         seed, note = registered_seed(options.model) or (None, "")
@@ -275,7 +292,7 @@ def probe_show(options: Options) -> int:
     from captionbert.probes.page import page
     from captionbert.probes.show import figure_of
 
-    head = parse_head(options.head) if options.head else None
+    head = parse_head(options.head) if options.head is not None else None
     model, tokenizer = _open_model(options)
     figure = figure_of(model, tokenizer, options.text, head=head, max_length=options.max_length)
     with publish_file(options.html) as temporary:

@@ -7,16 +7,18 @@ DTYPES = ("fp32", "bf16", "fp16")
 
 
 def count(text: str) -> int:
-    """A whole number of 1 or more, as an option's type."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, found {text!r}")
-    return int(text)
+    """A whole number from 1 to 2^31 - 1, as an option's type."""
+    return _whole(text, 1, 2**31)
 
 
 def seed(text: str) -> int:
-    """A whole number of 0 or more, as an option's type."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number of 0 or more, found {text!r}")
+    """A whole number from 0 to 2^63 - 1, as an option's type."""
+    return _whole(text, 0, 2**63)
+
+
+def _whole(text: str, least: int, limit: int) -> int:
+    if not (text.isdecimal() and len(text) < 20 and least <= int(text) < limit):
+        raise argparse.ArgumentTypeError(f"expected a whole number of {least} or more, found {text[:30]!r}")
     return int(text)
 
 
@@ -50,8 +52,8 @@ def embed_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--model", type=Path, metavar="FOLDER", help="exported folder [$CAPTIONBERT_MODEL]")
     add("--batch-tokens", type=count, default=4096, metavar="N", help="tokens of one forward pass [4096]")
-    add("--max-length", type=int, metavar="N", help="cut texts at N tokens [the model's limit]")
-    add("--truncate-dim", type=int, metavar="N", help="keep the first N coordinates, normalised again")
+    add("--max-length", type=count, metavar="N", help="cut texts at N tokens [the model's limit]")
+    add("--truncate-dim", type=count, metavar="N", help="keep the first N coordinates, normalised again")
     add("--dtype", choices=DTYPES, help="number type of the weights [as stored]")
     add(
         "--device",
@@ -146,7 +148,7 @@ def evaluate_options(parser: argparse.ArgumentParser) -> None:
     add("--json", type=Path, metavar="F", help="write the result to F")
     add("--batch-size", type=count, default=32, metavar="N", help="texts of one forward pass [32]")
     add("--dtype", choices=DTYPES, help="number type of the weights [fp32]")
-    add("--max-length", type=int, metavar="N", help="cut texts at N tokens [the model's limit]")
+    add("--max-length", type=count, metavar="N", help="cut texts at N tokens [the model's limit]")
 
 
 def info_options(parser: argparse.ArgumentParser) -> None:
@@ -173,7 +175,7 @@ def coverage_options(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="folder or packaged:NAME [packaged:minilm]",
     )
-    add("--max-length", type=int, default=256, metavar="N", help="rows are cut at N tokens [256]")
+    add("--max-length", type=count, default=256, metavar="N", help="rows are cut at N tokens [256]")
     add("--json", type=Path, metavar="F", help="write the report to F")
 
 
@@ -186,7 +188,10 @@ def sample_options(parser: argparse.ArgumentParser) -> None:
     add("--rows", type=count, default=4096, metavar="N", help="captions to draw [4096]")
     add("--seed", type=seed, default=0, metavar="N", help="seed of the draw [0]")
     add(
-        "--max-length", type=int, metavar="N", help="captions are cut at N tokens [256, or the model's limit]"
+        "--max-length",
+        type=count,
+        metavar="N",
+        help="captions are cut at N tokens [256, or the model's limit]",
     )
     add("--batch-tokens", type=count, default=4096, metavar="N", help="tokens of one forward pass [4096]")
     add("--json", type=Path, metavar="F", help="write the report to F")
@@ -235,7 +240,7 @@ def show_options(parser: argparse.ArgumentParser) -> None:
     add("text", metavar="TEXT", help="a caption, best one in which a word occurs twice")
     add("--model", type=Path, required=True, metavar="FOLDER", help="exported folder, run or checkpoint")
     add("--html", type=Path, required=True, metavar="F", help="page to write")
-    add("--max-length", type=int, metavar="N", help="show N tokens at most [512]")
+    add("--max-length", type=count, metavar="N", help="show N tokens at most [512]")
     head_options(parser)
 
 

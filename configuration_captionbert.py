@@ -92,7 +92,7 @@ RECORD_NORM = 2.18  # length of a record's key pairs in the source experiments
 
 
 def write_bitmap(flags: Sequence[bool]) -> str:
-    """A set of token ids as text: bit i, first id in the highest bit of a byte, compressed, in base64."""
+    """A set of one token id or more as text: bit i, first id in the highest bit of a byte, compressed, in base64."""
     padded = [*flags, *[False] * (-len(flags) % 8)]
     packed = bytes(
         sum(int(flag) << (7 - bit) for bit, flag in enumerate(padded[start : start + 8]))
@@ -393,7 +393,8 @@ class CaptionBertConfig(PretrainedConfig):
                     raise ValueError(
                         f"{name} holds {token!r}, which is no id of the vocabulary of {self.vocab_size}"
                     )
-        _bitmap_bytes(self.continuation_bitmap)  # ids past its end continue no word
+        if not _bitmap_bytes(self.continuation_bitmap):  # ids past its end continue no word
+            raise ValueError("continuation_bitmap holds no id; write_bitmap([False]) is the empty set")
         self._check_binding()
 
     def _check_binding(self) -> None:

@@ -37,7 +37,7 @@ from captionbert.artifacts.files import (
 )
 from captionbert.configuration_captionbert import CaptionBertConfig
 from captionbert.consensus.captions import Corpus, open_corpus
-from captionbert.consensus.packaged import resolve_tokenizer
+from captionbert.consensus.packaged import load_tokenizer
 from captionbert.consensus.targets import Targets, check_agreement, check_frame, open_targets
 from captionbert.encoding_captionbert import token_ids
 from captionbert.probes.scored_pairs import read_pairs
@@ -102,7 +102,7 @@ def open_inputs(recipe: Recipe) -> Inputs:
             "`captionbert consensus`), or both data.corpus and data.targets"
         )
     captions = open_corpus(Path(corpus))
-    return Inputs(captions, open_targets(Path(targets)), _load_tokenizer(recipe))
+    return Inputs(captions, open_targets(Path(targets)), load_tokenizer(recipe.data.tokenizer))
 
 
 def run_on(recipe: Recipe, out: str | Path, inputs: Inputs, *, stop_after: int | None = None) -> Path:
@@ -148,7 +148,7 @@ def check_recipe(recipe: Recipe, captions: Corpus) -> None:
         InputError: see check_rows, student_config and check_lookups.
     """
     training, _ = check_rows(recipe, captions)
-    tokenizer = _load_tokenizer(recipe)
+    tokenizer = load_tokenizer(recipe.data.tokenizer)
     config = student_config(recipe, tokenizer, recipe.model.overrides.get("projection_dim", 768))
     _check_lookups(recipe, config, captions, training, tokenizer)
 
@@ -158,11 +158,6 @@ def _check_lookups(
 ) -> None:
     if find := _find_lookups(recipe, config, tokenizer):
         check_lookups(captions, rows, _tokenize(recipe, tokenizer), find)
-
-
-def _load_tokenizer(recipe: Recipe) -> Any:
-    location, arguments = resolve_tokenizer(recipe.data.tokenizer)
-    return transformers.AutoTokenizer.from_pretrained(location, **arguments)
 
 
 def _accelerator(recipe: Recipe, run_folder: Path) -> Accelerator:

@@ -22,6 +22,16 @@ from captionbert.artifacts.errors import InputError
 
 MANIFEST = "manifest.json"
 _CHUNK = 1 << 22
+# JSON files that other files depend on, though they have a "kind" as reports do.
+_RECORDS = {
+    MANIFEST,
+    "captionbert.json",
+    "consensus.json",
+    "identity.json",
+    "metrics.json",
+    "report.json",
+    "state.json",
+}
 
 
 def sha256_bytes(data: bytes) -> str:
@@ -62,6 +72,10 @@ def _fsync_path(path: Path) -> None:
         os.close(handle)
 
 
+def _temporary_prefix(path: Path) -> str:
+    return f".tmp-{path.name}-"
+
+
 @contextmanager
 def publish_file(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path in the folder of `path`; what the caller writes there replaces `path` whole.
@@ -70,7 +84,7 @@ def publish_file(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".tmp-{path.name}-", dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=_temporary_prefix(path), dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -112,6 +126,21 @@ def check_output(path: str | Path) -> None:
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give a file name")
     probe_writable(path.parent)
+    try:  # as publish_file will: a name may be too long
+        handle, name = tempfile.mkstemp(prefix=_temporary_prefix(path), dir=path.parent)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error}); give a shorter name") from None
+    os.close(handle)
+    os.unlink(name)
+
+
+def is_report(path: str | Path) -> bool:
+    """Whether a file is a report of this tool (JSON with a "kind") and no part of a published folder."""
+    path = Path(path)
+    try:
+        return path.name not in _RECORDS and "kind" in read_json(path)
+    except (InputError, OSError):
+        return False
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -138,7 +167,7 @@ def read_json(path: str | Path, *, kind: str | None = None) -> dict[str, Any]:
         raise InputError(
             f"{path}: no such file" + (f"; expected a {kind} file there" if kind else "")
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(
             f"{path}: not valid JSON ({error}); it is damaged or was not written by this tool"
         ) from None

@@ -10,11 +10,10 @@ import argparse
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer
 
 from captionbert.artifacts.files import publish_folder
 from captionbert.configuration_captionbert import CaptionBertConfig
-from captionbert.consensus.packaged import resolve_tokenizer
+from captionbert.consensus.packaged import load_tokenizer
 from captionbert.modeling_captionbert import CaptionBertModel
 
 
@@ -25,10 +24,9 @@ def write_checkpoint(preset: str, out: Path, tokenizer: str, seed: int = 0) -> N
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
-    location, options = resolve_tokenizer(tokenizer)
     with publish_folder(out) as folder:
         model.save_pretrained(folder / "model")
-        AutoTokenizer.from_pretrained(location, **options).save_pretrained(folder / "model")
+        load_tokenizer(tokenizer).save_pretrained(folder / "model")
 
 
 def main() -> None:

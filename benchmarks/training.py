@@ -27,13 +27,13 @@ from sentence_transformers import (
 )
 from sentence_transformers.base.modules import InputModule
 from sentence_transformers.sentence_transformer.losses import MSELoss
-from transformers import AutoTokenizer, TrainerCallback
+from transformers import TrainerCallback
 
 from captionbert.artifacts.files import write_json
 from captionbert.benchmarks.encode import read_texts
 from captionbert.benchmarks.machine import matmul_rate, surroundings
 from captionbert.configuration_captionbert import CaptionBertConfig
-from captionbert.consensus.packaged import resolve_tokenizer
+from captionbert.consensus.packaged import load_tokenizer
 from captionbert.encoding_captionbert import batch_vectors, token_ids
 from captionbert.modeling_captionbert import CaptionBertModel
 from captionbert.training.batches import StepBatch
@@ -144,8 +144,7 @@ def compare(
     texts: list[str], batch: int, steps: int, rounds: int, precision: str, budget: int
 ) -> dict[str, Any]:
     """Alternate both sides; medians over rounds."""
-    location, options = resolve_tokenizer("packaged:minilm")
-    tokenizer = AutoTokenizer.from_pretrained(location, **options)
+    tokenizer = load_tokenizer("packaged:minilm")
     order = np.random.default_rng(0).permutation(len(texts))[: batch * (steps + 1)]
     texts = [texts[i] for i in order]
     targets = np.random.default_rng(1).standard_normal((len(texts), 768)).astype(np.float32)

@@ -189,3 +189,18 @@ def resolve_tokenizer(spec: str) -> tuple[str, dict[str, Any]]:
         f"tokenizer {spec!r}: no such folder; give a folder, packaged:<{'|'.join(PACKAGED)}>, or <hub "
         "id>@<revision of 40 hex digits>"
     )
+
+
+def load_tokenizer(spec: str) -> Any:
+    """The tokenizer that a spec names, by transformers; code of its folder is never run.
+
+    Raises:
+        InputError: see resolve_tokenizer; or there is none, or it cannot be read.
+    """
+    import transformers
+
+    location, arguments = resolve_tokenizer(spec)
+    try:
+        return transformers.AutoTokenizer.from_pretrained(location, **arguments)
+    except Exception as error:  # missing, damaged and foreign files end in many classes
+        raise InputError(f"tokenizer {spec!r}: cannot be loaded ({type(error).__name__}: {error})") from None

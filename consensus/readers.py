@@ -221,3 +221,12 @@ def _read_dataset(source: Source, column: str | None) -> Iterator[Row]:
     chosen = _text_column(source.name, table.features.arrow_schema, column)
     for number, row in enumerate(table.select_columns([chosen]), start=1):
         yield number, row[chosen]
+
+
+def is_text(value: str) -> bool:
+    """Whether a string can be encoded: half a surrogate pair, which JSON can hold, cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

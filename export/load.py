@@ -109,8 +109,16 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise InputError(
             f"{folder / 'config.json'}: model_type is {config.get('model_type')!r}, expected 'captionbert'"
         )
+    for name in ("vocab_size", "max_position_embeddings"):
+        if not isinstance(config.get(name), int):
+            raise InputError(
+                f"{folder / 'config.json'}: {name} must be a whole number, found {config.get(name)!r}"
+            )
     if not (folder / WEIGHTS).is_file():
-        raise InputError(f"{folder / WEIGHTS}: no such file; only safetensors weights are read")
+        raise InputError(
+            f"{folder / WEIGHTS}: no such file; only safetensors weights in one file are read (a sharded model: "
+            "load it with AutoModel and save it again with max_shard_size='10GB')"
+        )
     return config
 
 
@@ -138,8 +146,8 @@ def _from_pretrained(loader: Any, folder: Path, dtype: torch.dtype | None, **opt
         model, info = loader.from_pretrained(
             folder, dtype=dtype or "auto", output_loading_info=True, use_safetensors=True, **options
         )
-    except ValueError as error:
-        raise InputError(f"{folder}: {error}") from None
+    except (ValueError, TypeError, KeyError, OSError, SafetensorError) as error:
+        raise InputError(f"{folder}: cannot be loaded ({type(error).__name__}: {error})") from None
     for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[fault]:
             raise InputError(

@@ -47,11 +47,15 @@ def registered_seed(path: str | Path) -> tuple[int, str] | None:
         file = folder / "config" / "recipe.yaml"
         if not file.is_file():
             continue
-        recipe = yaml.safe_load(file.read_text(encoding="utf-8"))
+        try:
+            recipe = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise InputError(f"{file}: not a YAML file ({error}); it is damaged") from None
         seed = recipe.get("seed") if isinstance(recipe, dict) else None
-        if not isinstance(seed, int):
-            raise InputError(f"{file}: expected a whole number as seed, found {seed!r}")
-        source = (recipe.get("model") or {}).get("init_embeddings_from")
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+            raise InputError(f"{file}: expected a whole number from 0 to 2^63 - 1 as seed, found {seed!r}")
+        section = recipe.get("model")
+        source = section.get("init_embeddings_from") if isinstance(section, dict) else None
         note = f" (the run's token table began as {source}; here it is random)" if source else ""
         return seed, note
     return None

@@ -65,8 +65,10 @@ def configured_head(config: Any) -> Head | None:
 def parse_head(text: str) -> Head:
     """LAYER:HEAD as two numbers. Raises InputError for anything else."""
     layer, _, head = text.partition(":")
-    if not (layer.isdecimal() and head.isdecimal()):
-        raise InputError(f"head {text!r}: expected LAYER:HEAD, the layer counted from 1, the head from 0")
+    if not (layer.isdecimal() and head.isdecimal() and len(text) < 20):
+        raise InputError(
+            f"head {text[:30]!r}: expected LAYER:HEAD, the layer counted from 1, the head from 0"
+        )
     return int(layer), int(head)
 
 

@@ -6,7 +6,7 @@ Legend: n pairs, E width of a vector.
 """
 
 import json
-import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 
 from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.files import sha256_file
-from captionbert.consensus.readers import text_lines
+from captionbert.consensus.readers import is_text, text_lines
 
 FIELDS = ("sentence1", "sentence2", "score")
 
@@ -69,9 +69,11 @@ def _check_row(row: Any, where: str) -> tuple[str, str, float]:
     for field in FIELDS[:2]:
         if not isinstance(row[field], str):
             raise InputError(f"{where}: field {field!r} must be text, found {type(row[field]).__name__}")
+        if not is_text(row[field]):
+            raise InputError(f"{where}: field {field!r} holds half a surrogate pair, which is no text")
     score = row["score"]
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-        raise InputError(f"{where}: field 'score' must be a finite number, found {score!r}")
+    if isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) <= sys.float_info.max:
+        raise InputError(f"{where}: field 'score' must be a finite number, found {repr(score)[:30]}")
     return row["sentence1"], row["sentence2"], float(score)
 
 

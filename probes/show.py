@@ -13,6 +13,7 @@ from captionbert import rotary_captionbert as rotary
 from captionbert.artifacts.errors import InputError
 from captionbert.attention_captionbert import PointerQueries
 from captionbert.configuration_captionbert import STRUCTURED_DEFAULTS
+from captionbert.consensus.readers import is_text
 from captionbert.encoding_captionbert import batch_vectors, token_ids
 from captionbert.probes.coverage import BOUNDARY_TOKENS
 from captionbert.probes.lookup import Head, check_finite, check_head, checked_length, configured_head
@@ -64,6 +65,8 @@ def figure_of(
     """
     if not text.strip():
         raise InputError("the text is blank; give a caption, best one in which a word occurs twice")
+    if not is_text(text):
+        raise InputError("the text holds bytes that are not UTF-8; give it as UTF-8")
     own = configured_head(model.config)
     chosen = own if head is None else check_head(head, model.config)
     if chosen is None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from captionbert.artifacts.errors import InputError
 from captionbert.consensus.captions import INFO, open_corpus
-from captionbert.consensus.readers import open_source, read_source
+from captionbert.consensus.readers import is_text, open_source, read_source
 
 _BLOCK = 4096
 
@@ -91,11 +91,7 @@ def _corpus_folder(word: str) -> Path | None:
 def _clean(text: str | None) -> str:
     """The text without blanks around it; empty where a tokenizer could not read it (half a surrogate pair)."""
     text = (text or "").strip().strip("\0")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return ""
-    return text
+    return text if is_text(text) else ""
 
 
 @dataclass(frozen=True)

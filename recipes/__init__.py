@@ -310,4 +310,4 @@ def _check(recipe: Recipe, where: str) -> None:
     }
     for key, value in not_negative.items():
         if not 0 <= value < float("inf"):
-            raise InputError(f"{where}: {key} must not be negative, found {value}")
+            raise InputError(f"{where}: {key} must be a number of 0 or more, found {value}")

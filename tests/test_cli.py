@@ -398,6 +398,8 @@ def paragraphs(tmp_path: Path, captions: list[str]) -> str:
             "--batch-tokens: expected a whole number of 1 or more, found '0'",
         ),
         (["scenes", "--count", "-1"], "--count: expected a whole number of 1 or more, found '-1'"),
+        (["scenes", "--seed", "9" * 19], "--seed: expected a whole number of 0 or more"),
+        (["embed", "a", "--max-length", "9" * 30], "--max-length: expected a whole number of 1 or more"),
         (["scenes", "--seed", "-1"], "--seed: expected a whole number of 0 or more, found '-1'"),
         (
             ["probe", "lookup", "r", "--captions", "c", "--rows", "x"],
@@ -442,6 +444,7 @@ def test_probe_lookup_reports_draws_and_refuses(
     for bad, message in (
         (["--head", "7:0"], "head 7:0: this model has layers 1..3"),
         (["--head", "one"], "expected LAYER:HEAD"),
+        (["--head", ""], "expected LAYER:HEAD"),
         (["--max-length", "999"], "this model reads 2 to 256 tokens"),
         (["--json", str(tmp_path)], "is a folder; give a file name"),
         (["--arrays", f"{paragraphs}/l.npz"], "cannot be written"),
@@ -460,6 +463,42 @@ def test_an_output_is_tried_before_the_work(monkeypatch, tmp_path: Path, capsys)
     assert main(["probe", "interventions", "runs/x", *captions, "--json", str(tmp_path)]) == 2
     assert main(["probe", "show", "a cat", "--model", "runs/x", "--html", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("is a folder; give a file name") == 3
+
+
+def test_an_output_may_not_be_an_input(
+    structured_folder: Path, paragraphs: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr("captionbert.cli._open_model", lambda options: pytest.fail("the model was opened"))
+    monkeypatch.setattr("captionbert.distill.embedding.run_embed", lambda options: pytest.fail("embedded"))
+    model, dev = str(structured_folder), tmp_path / "dev.jsonl"
+    dev.write_text("{}")
+    lookup = ["probe", "lookup", model, "--captions", paragraphs]
+    interventions = ["probe", "interventions", model, "--captions", paragraphs, "--dev-pairs", str(dev)]
+    own = str(structured_folder / "tokenizer.json")
+    for words, message in (
+        (["probe", "coverage", paragraphs, "--json", paragraphs], "is read as well"),
+        ([*lookup, "--json", f"{tmp_path}/./paragraphs.txt"], "is read as well"),
+        ([*lookup, "--arrays", paragraphs], "is read as well"),
+        ([*lookup, "--json", own], f"is a file of {model}, which is read"),
+        ([*lookup, "--json", str(structured_folder / "config.json")], f"is a file of {model}"),
+        ([*lookup, "--json", f"{tmp_path}/x", "--arrays", f"{tmp_path}/x"], "two outputs have this name"),
+        ([*interventions, "--json", str(dev)], "is read as well"),
+        (["probe", "show", "a cat", "--model", model, "--html", own], "is a file of"),
+        (["embed", "--file", str(dev), "--out", str(dev)], "is read as well"),
+    ):
+        before = {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()}
+        assert main(words) == 2, words
+        assert message in capsys.readouterr().err
+        assert {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()} == before
+
+
+def test_an_earlier_report_in_the_model_folder_may_be_replaced(
+    structured_folder: Path, paragraphs: str, capsys
+) -> None:
+    report = structured_folder / "lookup.json"
+    words = ["probe", "lookup", str(structured_folder), "--captions", paragraphs, "--json", str(report)]
+    assert main(words) == main(words) == 0
+    assert json.loads(report.read_text())["kind"] == "lookup-probe"
 
 
 def test_coverage_takes_the_tokenizer_of_an_export_without_asking_to_run_its_code(

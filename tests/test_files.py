@@ -11,8 +11,10 @@ import pytest
 
 from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.files import (
+    check_output,
     digest_json,
     folder_lock,
+    is_report,
     probe_writable,
     publish_file,
     publish_folder,
@@ -70,6 +72,26 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, handler)
     assert read_json(tmp_path / "x.json") == {"v": 1}
     assert os.listdir(tmp_path) == ["x.json"]
+
+
+def test_an_output_that_cannot_be_written_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    check_output(tmp_path / "new" / "a.json")
+    assert list((tmp_path / "new").iterdir()) == []
+    with pytest.raises(InputError, match="is a folder; give a file name"):
+        check_output(tmp_path)
+    with pytest.raises(InputError, match="give a shorter name"):
+        check_output(tmp_path / ("x" * 250))
+
+
+def test_a_report_is_told_from_what_a_folder_is_made_of(tmp_path: Path) -> None:
+    for name, text, expected in (
+        ("r.json", '{"kind": "lookup-probe"}', True),
+        ("config.json", '{"model_type": "captionbert"}', False),
+        ("manifest.json", '{"kind": "folder-manifest"}', False),
+        ("w.safetensors", "no JSON", False),
+    ):
+        (tmp_path / name).write_text(text)
+        assert is_report(tmp_path / name) is expected
 
 
 def test_json_of_a_number_that_json_cannot_say_is_not_written(tmp_path: Path) -> None:

@@ -48,9 +48,17 @@ def test_seeds_and_notes_come_from_the_recipe_of_the_run(tmp_path: Path) -> None
     assert seed == 11
     assert "began as packaged:minilm" in note
     assert "began as packaged:minilm" in conditions(seed, note)[-1].removes
-    file.write_text("seed: soon\n")
-    with pytest.raises(InputError, match="expected a whole number as seed, found 'soon'"):
-        registered_seed(tmp_path)
+    for text, message in (
+        ("seed: soon\n", "expected a whole number from 0 to .* as seed, found 'soon'"),
+        ("seed: true\n", "as seed, found True"),
+        (f"seed: {2**63}\n", f"as seed, found {2**63}"),
+        ("seed: [\n", "recipe.yaml: not a YAML file"),
+    ):
+        file.write_text(text)
+        with pytest.raises(InputError, match=message):
+            registered_seed(tmp_path)
+    file.write_text("seed: 3\nmodel: [1]\n")
+    assert registered_seed(tmp_path) == (3, "")
 
 
 def test_the_conditions_tell_a_reading_head_apart(model, tokenizer, drawn, tmp_path, captions) -> None:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from captionbert.artifacts.errors import InputError
+from captionbert.export.folder import REMOTE_FILES
 from captionbert.export.load import changed_code, load_encoder
 
 TEXTS = ["a man runs.", "two dogs play in a park near the river.", "", "a black cat sleeps at night"]
@@ -44,8 +45,8 @@ def folder(tiny_model, tiny_tokenizer_dir: Path, tmp_path: Path) -> Path:
 def remote_folder(folder: Path) -> Path:
     """With the code files and auto_map of an export."""
     root = Path(__file__).resolve().parent.parent
-    for name in ("configuration", "modeling", "rotary", "encoding"):
-        shutil.copy(root / f"{name}_captionbert.py", folder)
+    for name in REMOTE_FILES:
+        shutil.copy(root / name, folder)
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"] = {
         "AutoConfig": "configuration_captionbert.CaptionBertConfig",
@@ -98,6 +99,23 @@ def test_long_texts_keep_their_last_special_token(folder: Path) -> None:
     ids = tokenizer.encode("a man runs " * 200).ids
     assert len(ids) == model.config.max_position_embeddings
     assert ids[-1] == tokenizer.token_to_id("[SEP]")
+
+
+def test_a_cut_file_and_a_wrong_config_are_input_errors(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    whole, config = weights.read_bytes(), (folder / "config.json").read_text()
+    weights.write_bytes(whole[: len(whole) // 2])
+    for lean in (False, True):
+        with pytest.raises(InputError, match="encoder"):
+            load_encoder(folder, lean=lean)
+    weights.write_bytes(whole)
+    for field, value in (("vocab_size", "30522"), ("max_position_embeddings", None), ("rotary_base", "x")):
+        (folder / "config.json").write_text(json.dumps(json.loads(config) | {field: value}))
+        with pytest.raises(InputError, match=f"{field}|cannot be loaded .TypeError"):
+            load_encoder(folder)
+    (folder / "config.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match="not valid JSON"):
+        load_encoder(folder)
 
 
 def test_folders_that_are_none_are_named(folder: Path, tmp_path: Path) -> None:

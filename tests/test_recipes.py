@@ -78,7 +78,7 @@ def test_an_override_wins_and_is_typed() -> None:
         ("compute.precision=fp8", r"compute\.precision must be one of fp32, bf16, fp16, found 'fp8'"),
         ("schedule.steps=5", r"exactly one of .*found steps, minutes"),
         ("schedule.minutes=null", r"exactly one of .*found none"),
-        ("schedule.warmup=-1", r"schedule\.warmup must not be negative"),
+        ("schedule.warmup=-1", r"schedule\.warmup must be a number of 0 or more"),
         ("seed.low=1", r"'seed' is a value, not a section"),
         ("schedule.batch_size", r"expected section\.key=value"),
     ],

@@ -42,6 +42,10 @@ def test_bad_rows_name_file_and_line(tmp_path: Path) -> None:
         '{"sentence1": "a", "sentence2": "b", "score": "x"}': "'score' must be a finite number, found 'x'",
         '{"sentence1": "a", "sentence2": "b", "score": NaN}': "'score' must be a finite number, found nan",
         '{"sentence1": "a", "sent': r"line 2: not valid JSON .* is the line cut\?",
+        '{"sentence1": "a", "sentence2": "b", "score": 1'
+        + "0" * 400
+        + "}": "must be a finite number, found 10",
+        '{"sentence1": "a\\ud800", "sentence2": "b", "score": 1}': "field 'sentence1' holds half a surrogate pair",
         "[1]": "line 2: expected a JSON object, found list",
     }
     path = tmp_path / "stsb-test.jsonl"
