@@ -18,10 +18,10 @@ import numpy as np
 from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.files import digest_json, sha256_bytes, sha256_file
 from captionbert.consensus.packaged import (
+    load_tokenizer,
     packaged_folder,
     packaged_tokenizer,
     packaged_weights,
-    resolve_tokenizer,
 )
 from captionbert.consensus.specs import KINDS, TeacherSpec, parse_teacher
 
@@ -186,13 +186,10 @@ class _TokenTeacher:
 
 
 def _load_tokenizer(spec: TeacherSpec, folder: Path | None) -> Any:
-    from transformers import AutoTokenizer
-
-    location, arguments = (str(folder), {}) if spec.tokenizer is None else resolve_tokenizer(spec.tokenizer)
     try:
-        return AutoTokenizer.from_pretrained(location, trust_remote_code=False, **arguments)
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"teacher {spec.name}: no readable tokenizer at {location}: {error}") from None
+        return load_tokenizer(str(folder) if spec.tokenizer is None else spec.tokenizer)
+    except InputError as error:
+        raise InputError(f"teacher {spec.name}: {error}") from None
 
 
 class TorchTeacher(_TokenTeacher):
