@@ -229,7 +229,8 @@ class CaptionBertPooling(nn.Module):
     def forward(self, states: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         """Token states [B, T, D] fp32 and visibility [B, T] bool, at least one True a row -> [B, D]."""
         if self.mode == "cls":
-            return states[:, 0]
+            first = visible.to(torch.uint8).argmax(dim=1)  # the left edge, unless its row is padded there
+            return states.gather(1, first[:, None, None].expand(-1, 1, states.shape[-1]))[:, 0]
         if self.query is None:
             weights = visible.to(states.dtype)
             # Rows of hidden padding may hold anything, NaN included: they are replaced, not multiplied by zero.
@@ -297,7 +298,7 @@ class CaptionBertModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As the library's, then `check_position_identity`; weights without one, or with one too many, are refused."""
+        """As the library's, then `align_weights` and `check_position_identity`; weights that lack one are refused."""
         wants_info = kwargs.pop("output_loading_info", False)
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, info = loaded
@@ -309,7 +310,18 @@ class CaptionBertModel(PreTrainedModel):
                     "that belongs to them"
                 )
         model.check_position_identity()
+        model.align_weights()
         return (model, info) if wants_info else model
+
+    def align_weights(self) -> None:
+        """Copy weights that do not begin at a multiple of 64 bytes, as those mapped from a file may not.
+
+        Some kernels sum in another order there, and the vectors would differ in the last bits between two copies of the
+        same weights. Weights made by torch begin at such a multiple.
+        """
+        for weight in self.parameters():
+            if weight.device.type == "cpu" and weight.data_ptr() % 64:
+                weight.data = weight.data.clone()
 
     def check_position_identity(self) -> None:
         """Raises ValueError where the weights were trained with other segments, words or key phases."""
@@ -394,7 +406,7 @@ class CaptionBertModel(PreTrainedModel):
         if position_ids is None:
             position_ids = torch.arange(embedded.shape[1], device=embedded.device)[None]  # [1, T]
         else:
-            self._check_positions(position_ids)
+            self._check_positions(position_ids, embedded)
         positions, digits = self._places(input_ids, visible, position_ids)
         pointers = None
         if pointer_queries is not None:
@@ -494,7 +506,13 @@ class CaptionBertModel(PreTrainedModel):
                 f"max_length={self.config.max_position_embeddings})"
             )
 
-    def _check_positions(self, position_ids: torch.Tensor) -> None:
+    def _check_positions(self, position_ids: torch.Tensor, embedded: torch.Tensor) -> None:
+        rows, length = embedded.shape[:2]
+        if position_ids.shape not in ((rows, length), (1, length)):
+            raise ValueError(
+                f"position_ids has shape {tuple(position_ids.shape)}; an input of {rows} rows of {length} tokens takes "
+                f"({rows}, {length}) or (1, {length})"
+            )
         if torch.compiler.is_compiling() or not position_ids.numel():
             return
         low, high = (int(x) for x in position_ids.aminmax())

@@ -146,7 +146,7 @@ def _from_pretrained(loader: Any, folder: Path, dtype: torch.dtype | None, **opt
         model, info = loader.from_pretrained(
             folder, dtype=dtype or "auto", output_loading_info=True, use_safetensors=True, **options
         )
-    except (ValueError, TypeError, KeyError, OSError, SafetensorError) as error:
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, OSError, SafetensorError) as error:
         raise InputError(f"{folder}: cannot be loaded ({type(error).__name__}: {error})") from None
     for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[fault]:
@@ -171,6 +171,7 @@ def _load_lean(folder: Path, config: dict[str, Any], dtype: torch.dtype | None) 
         if dtype is not None:
             weights = {name: x.to(dtype) if x.is_floating_point() else x for name, x in weights.items()}
         model.load_state_dict(weights, assign=True)
+        model.align_weights()
     except (RuntimeError, ValueError, SafetensorError) as error:
         raise InputError(f"{folder}: the weights do not fit the config ({error})") from None
     return model.eval()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from captionbert.configuration_captionbert import CaptionBertConfig
 from captionbert.modeling_captionbert import CaptionBertModel
@@ -68,6 +69,35 @@ def test_positions_past_the_model_are_refused(tiny_model, position: int) -> None
     ids = torch.tensor([[2, 9, 3]])
     with pytest.raises(ValueError, match=rf"position id {position} is outside 0\.\.127"):
         tiny_model(ids, position_ids=torch.tensor([[0, 1, position]]))
+
+
+def test_loaded_weights_begin_where_torch_would_put_them(tiny_model, tmp_path) -> None:
+    for pad in range(0, 64, 8):  # the length of the header shifts every tensor of the file
+        tiny_model.save_pretrained(tmp_path / str(pad))
+        file = tmp_path / str(pad) / "model.safetensors"
+        save_file(load_file(file), file, metadata={"format": "pt", "pad": "x" * pad})
+        loaded = type(tiny_model).from_pretrained(tmp_path / str(pad))
+        assert all(weight.data_ptr() % 64 == 0 for weight in loaded.parameters())
+
+
+def test_positions_of_another_shape_are_refused(tiny_model) -> None:
+    ids = torch.tensor([[2, 9, 3], [2, 7, 3]])
+    for shape in ((2, 1), (1, 2), (3, 3), (3,)):
+        with pytest.raises(ValueError, match=r"position_ids has shape .* takes \(2, 3\) or \(1, 3\)"):
+            tiny_model(ids, position_ids=torch.zeros(shape, dtype=torch.long))
+
+
+def test_left_padding_with_its_own_positions_pools_the_first_visible_token(
+    tiny_config: CaptionBertConfig,
+) -> None:
+    for position_type, pooling in VARIANTS:
+        model = build(tiny_config, position_type=position_type, pooling=pooling)
+        ids, mask = batch([5], model.config.vocab_size)
+        left, left_mask = (torch.nn.functional.pad(x, (3, 0)) for x in (ids, mask))
+        places = torch.tensor([[0, 0, 0, 0, 1, 2, 3, 4]])
+        with torch.no_grad():
+            found = model(left, left_mask, position_ids=places).pooler_output
+            torch.testing.assert_close(found, model(ids).pooler_output, atol=2e-6, rtol=0)
 
 
 def test_attention_looks_both_ways(tiny_config: CaptionBertConfig) -> None:
