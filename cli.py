@@ -69,8 +69,8 @@ def _check_outputs(options: Options) -> None:
     """Every file that a verb writes at its end is tried before its work, and may not be one that it reads.
 
     Raises:
-        InputError: see check_output; an input or another output under the same name; a file in a folder that is read,
-            unless it is an earlier report.
+        InputError: see check_output; an input or another output under the same name; a file in a folder that is read;
+            an existing --json file that is no earlier report.
     """
     given = {name: value for name, value in vars(options).items() if value}
     names = ("json", "arrays", "html", *(["out"] if options.verb == "embed" else []))
@@ -82,12 +82,14 @@ def _check_outputs(options: Options) -> None:
     words = [w for value in given.values() for w in (value if isinstance(value, list) else [value])]
     inputs = [Path(word) for word in words if isinstance(word, str | Path) and os.path.exists(word)]
     for name, path in outputs.items():
-        for other in inputs:
-            if path.exists() and path.samefile(other):
+        report = is_report(path)
+        for other in inputs if os.path.exists(path) else []:
+            if path.samefile(other):
                 raise InputError(f"{name} {path}: is read as well; give another file")
-            inside = other.is_dir() and path.resolve().is_relative_to(other.resolve())
-            if inside and path.exists() and not is_report(path):
+            if other.is_dir() and path.resolve().is_relative_to(other.resolve()) and not report:
                 raise InputError(f"{name} {path}: is a file of {other}, which is read; give another name")
+        if name == "--json" and os.path.isfile(path) and os.path.getsize(path) and not report:
+            raise InputError(f"{name} {path}: exists and is no earlier report; give another name")
         if sum(path.resolve() == other.resolve() for other in outputs.values()) > 1:
             raise InputError(f"{name} {path}: two outputs have this name; give each its own")
     for path in outputs.values():
@@ -169,7 +171,7 @@ def train(arguments: list[str]) -> int:
     """Train a student: train_accelerate.py with the same arguments."""
     from captionbert.train_accelerate import main as run
 
-    return run(arguments) or OK
+    return run(arguments, "captionbert train") or OK
 
 
 def export(options: Options) -> int:
@@ -177,7 +179,8 @@ def export(options: Options) -> int:
     from captionbert.distill.describe import describe
     from captionbert.export.folder import export_checkpoint
 
-    out = export_checkpoint(options.checkpoint, options.out, dtype=options.dtype, fallback=options.fallback)
+    rest = _some(options, "dtype", "fallback", "replace")
+    out = export_checkpoint(options.checkpoint, options.out, **rest)
     return _show_facts(options, describe(out))
 
 

@@ -110,6 +110,7 @@ def export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fallback", action="store_true", help="also readable by older sentence-transformers and servers"
     )
+    parser.add_argument("--replace", action="store_true", help="replace an export of another run at OUT")
     json_flag(parser)
 
 

@@ -147,7 +147,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+    # Angles and lengths are computed in fp32, which ends at 3.4e38.
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 3e38
 
 
 class CaptionBertConfig(PretrainedConfig):
@@ -338,8 +339,11 @@ class CaptionBertConfig(PretrainedConfig):
             )
         if self.position_type == "rotary" and self.head_size % 2:
             raise ValueError(f"rotary positions need an even head size, not {self.head_size}")
-        if not self.rotary_base > 1:
+        if not (_is_positive(self.rotary_base) and self.rotary_base > 1):
             raise ValueError(f"rotary_base must be above 1, not {self.rotary_base!r}")
+        for name in ("layer_norm_eps", "initializer_range"):
+            if not _is_positive(getattr(self, name)):
+                raise ValueError(f"{name} must be a positive number, not {getattr(self, name)!r}")
         if self.position_type == "structured":
             self._check_structured()
             return

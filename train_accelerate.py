@@ -226,12 +226,11 @@ def _standing(run_folder: Path, new: dict[str, Any]) -> tuple[str, int, Path | N
     """(identity digest, steps, newest good checkpoint) of a run that was started; None for a new one."""
     recover_folder(run_folder / "config")
     if not (run_folder / "config" / "identity.json").is_file():
-        strange = [p.name for p in run_folder.iterdir() if p.name in ("checkpoints", "config")]
+        strange = sorted(p.name for p in run_folder.iterdir() if not p.name.startswith("."))
         if strange:
             raise InputError(
-                f"{run_folder}: holds {' and '.join(sorted(strange))} but no config/identity.json, so it is "
-                "not known "
-                "what was trained there; choose another folder"
+                f"{run_folder}: holds {', '.join(strange[:3])} but no config/identity.json, so it is no run that could "
+                "go on, and a new one would mix with it; choose another folder"
             )
         return None
     old = read_identity(run_folder)
@@ -425,12 +424,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, prog: str = "train_accelerate.py") -> int:
     """Command line. 0: trained; 2: bad input, said in one sentence; 128 + n: ended by signal n with a
     checkpoint.
     """
     parser = argparse.ArgumentParser(
-        prog="train_accelerate.py",
+        prog=prog,
         description="Train a CaptionBERT encoder by a recipe. Killed or stopped, the same command goes on.",
         epilog="example:\n  captionbert train --recipe mini --set data.consensus=runs/cats/consensus",
         formatter_class=argparse.RawDescriptionHelpFormatter,

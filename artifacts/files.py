@@ -20,18 +20,16 @@ from typing import Any
 
 from captionbert.artifacts.errors import InputError
 
-MANIFEST = "manifest.json"
+MANIFEST, MANIFEST_KIND = "manifest.json", "folder-manifest"
 _CHUNK = 1 << 22
-# JSON files that other files depend on, though they have a "kind" as reports do.
-_RECORDS = {
-    MANIFEST,
-    "captionbert.json",
-    "consensus.json",
-    "identity.json",
-    "metrics.json",
-    "report.json",
-    "state.json",
-}
+# The "kind" of each JSON file that a command writes for its user alone: nothing reads it again; it may be replaced.
+REPORT_KINDS = (
+    "captionbert-evaluation",
+    "captionbert-parity",
+    "corpus-coverage",
+    "interventions",
+    "lookup-probe",
+)
 
 
 def sha256_bytes(data: bytes) -> str:
@@ -80,9 +78,11 @@ def _temporary_prefix(path: Path) -> str:
 def publish_file(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path in the folder of `path`; what the caller writes there replaces `path` whole.
 
-    On an exception (a full disk included) the temporary file is removed and `path` stays as it was.
+    On an exception (a full disk included) the temporary file is removed and `path` stays as it was. A link stays a
+    link: the file that it leads to is replaced.
     """
     path = Path(path)
+    path = path.resolve() if path.is_symlink() else path
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=_temporary_prefix(path), dir=path.parent)
     os.close(handle)
@@ -120,11 +120,16 @@ def check_output(path: str | Path) -> None:
     """Refuse a file that could not be written, before any work is done.
 
     Raises:
-        InputError: it is a folder, or its folder cannot be made or written.
+        InputError: it is a folder or a device, is in a published folder, or its folder cannot be made or written.
     """
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise InputError(f"{path}: is a folder; give a file name")
+    if os.path.exists(path) and not path.is_file():
+        raise InputError(f"{path}: is no ordinary file and would be replaced; give a file name")
+    for folder in path.resolve().parents:
+        if _lists_its_files(folder):
+            raise InputError(f"{path}: {folder} has a {MANIFEST} that lists its files; write it elsewhere")
     probe_writable(path.parent)
     try:  # as publish_file will: a name may be too long
         handle, name = tempfile.mkstemp(prefix=_temporary_prefix(path), dir=path.parent)
@@ -134,11 +139,18 @@ def check_output(path: str | Path) -> None:
     os.unlink(name)
 
 
-def is_report(path: str | Path) -> bool:
-    """Whether a file is a report of this tool (JSON with a "kind") and no part of a published folder."""
-    path = Path(path)
+def _lists_its_files(folder: Path) -> bool:
+    """Whether a folder is a published one, which another file would spoil."""
     try:
-        return path.name not in _RECORDS and "kind" in read_json(path)
+        return (folder / MANIFEST).is_file() and read_json(folder / MANIFEST).get("kind") == MANIFEST_KIND
+    except (InputError, OSError):  # another program's
+        return False
+
+
+def is_report(path: str | Path) -> bool:
+    """Whether a file is a report of this tool, which nothing reads again."""
+    try:
+        return read_json(path).get("kind") in REPORT_KINDS
     except (InputError, OSError):
         return False
 
@@ -191,7 +203,7 @@ def _write_manifest(folder: Path, extra: dict[str, Any]) -> None:
             "size": file.stat().st_size,
             "sha256": sha256_file(file),
         }
-    write_json(folder / MANIFEST, {"kind": "folder-manifest", "files": files, **extra})
+    write_json(folder / MANIFEST, {"kind": MANIFEST_KIND, "files": files, **extra})
     for directory in [p for p in folder.rglob("*") if p.is_dir()] + [folder]:
         os.chmod(directory, _FOLDER_MODE)
         _fsync_path(directory)

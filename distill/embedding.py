@@ -65,6 +65,10 @@ def model_folder(given: Path | None) -> Path:
 def _encoder(options: Namespace) -> tuple[Any, int]:
     """(texts -> vectors [N, E], E) of the chosen model."""
     folder = model_folder(options.model)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        from captionbert.export.source import find_model_folder
+
+        folder = find_model_folder(folder)
     from captionbert.export.load import load_encoder
 
     device = _device(options.device)

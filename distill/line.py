@@ -237,7 +237,7 @@ class _Line:
             "export",
             "write the model folder",
             inputs=lambda: {"checkpoint": self._checkpoint_digest(), "code": _code_digest()},
-            run=lambda: export_checkpoint(self.run, self.model),
+            run=lambda: export_checkpoint(self.run, self.model, replace=True),
             output=lambda: self._model_identity()["model"],
             paths=(self.model,),
         )

@@ -19,14 +19,13 @@ from captionbert.artifacts.files import (
     write_json,
 )
 from captionbert.configuration_captionbert import CaptionBertConfig
-from captionbert.export.source import Source, cast, model_dtype, read_source
+from captionbert.export.source import RECORD, Source, cast, model_dtype, read_source
 from captionbert.export.st_files import write_fallback, write_own_head
 from captionbert.export.tokenizer import write_tokenizer
 from captionbert.model_card.render import write_card
 from captionbert.modeling_captionbert import CaptionBertModel
 
 KIND = "captionbert-export"
-RECORD = "captionbert.json"
 REMOTE_FILES = (
     "attention_captionbert.py",
     "configuration_captionbert.py",
@@ -39,15 +38,21 @@ _NOT_IDENTITY = {RECORD, MANIFEST, "README.md"}
 
 
 def export_checkpoint(
-    checkpoint: str | Path, out: str | Path, *, dtype: str | None = None, fallback: bool = False
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    dtype: str | None = None,
+    fallback: bool = False,
+    replace: bool = False,
 ) -> Path:
-    """Write the Hub folder of a checkpoint; an export already at `out` is replaced whole.
+    """Write the Hub folder of a checkpoint; an earlier export of the same run at `out` is replaced whole.
 
     Args:
         checkpoint: a run folder (its final checkpoint), a checkpoint folder, or its `model/` folder.
         out: the folder to write.
         dtype: "fp32", "bf16" or "fp16"; None keeps the checkpoint's.
         fallback: write the SentenceTransformer files in the form that older versions and servers read.
+        replace: also replace an export of another run.
 
     Returns:
         `out`.
@@ -58,7 +63,7 @@ def export_checkpoint(
     """
     source = read_source(checkpoint)
     out = Path(out)
-    _check_out(out, source)
+    _check_out(out, source, replace)
     tensors = cast(source.tensors, dtype)
     with publish_folder(out) as temporary:
         _save_model(source.config, tensors, temporary)
@@ -73,7 +78,7 @@ def export_checkpoint(
     return out
 
 
-def _check_out(out: Path, source: Source) -> None:
+def _check_out(out: Path, source: Source, replace: bool) -> None:
     here, there = out.resolve(), source.model_folder.resolve()
     if here == there or here in there.parents:
         raise InputError(f"{out}: holds the checkpoint that is being exported; choose another folder")
@@ -84,7 +89,10 @@ def _check_out(out: Path, source: Source) -> None:
             f"{out}: is not empty and is no earlier export (no {RECORD}); choose another folder or empty it"
         )
     if (out / RECORD).is_file():
-        written = {*read_record(out)["files"], *_NOT_IDENTITY}
+        record = read_record(out)
+        if not replace and record.get("lineage", {}).get("digest") != source.lineage.get("digest"):
+            raise InputError(f"{out}: holds an export of another run; choose another folder, or --replace it")
+        written = {*record["files"], *_NOT_IDENTITY}
         others = (p.relative_to(out) for p in out.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
         strange = sorted(p.as_posix() for p in others if p.as_posix() not in written)
         if strange:

@@ -18,6 +18,8 @@ from captionbert.artifacts.files import MANIFEST, digest_json, read_json, sha256
 from captionbert.configuration_captionbert import CaptionBertConfig
 from captionbert.modeling_captionbert import CaptionBertModel
 
+RECORD = "captionbert.json"  # of an export
+
 WEIGHTS = "model.safetensors"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -180,5 +182,7 @@ def _tokenizer_file(folder: Path) -> Path:
 
 def _lineage(folder: Path) -> dict[str, Any]:
     """What the run says about itself: corpus, teachers, targets, recipe. Empty for a bare model folder."""
+    if (folder / RECORD).is_file():  # an export, exported again in another form
+        return read_json(folder / RECORD).get("lineage", {})
     identity = folder.parent.parent.parent / "config" / "identity.json"
     return read_json(identity) if identity.is_file() else {}

@@ -24,6 +24,7 @@ def page(figure: Figure, name: str) -> str:
         note += " This model does not read addresses; they are shown as a structured model would have them."
     return _PAGE.format(
         style=_STYLE,
+        digits=escape(figure.digits),
         facts=escape(facts),
         note=escape(note.strip()),
         segments="\n".join(_segment(figure, places) for places in _segment_places(figure)),
@@ -72,7 +73,7 @@ def _segment(figure: Figure, places: list[int]) -> str:
     if number < 0:
         label = '<span class="none">no address</span>'
     elif not address:
-        label = f'<b>past 511</b><span class="none">segment {number}</span>'
+        label = f'<b>no address left</b><span class="none">segment {number}</span>'
     else:
         label = f'<b class="address">{address}</b><span class="none">segment {number}</span>'
     words = "".join(_word(figure, run) for run in _word_places(figure, places))
@@ -170,7 +171,7 @@ _PAGE = """<!doctype html>
 </header>
 <section aria-labelledby="text">
 <h2 id="text">The caption</h2>
-<p class="hint">A line is a segment, with its address of three base-eight digits. Choose a word to see where the head
+<p class="hint">A line is a segment, with its address of {digits}. Choose a word to see where the head
 looks from it.</p>
 <ul class="legend"><li><span class="token record">word</span> record: last piece of a first occurrence</li>
 <li><span class="token query">word</span> repeated word</li>

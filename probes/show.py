@@ -29,6 +29,7 @@ class Figure:
     Attributes:
         tokens: as the tokenizer writes them. special: those that belong to no word.
         segments: number of each token's segment, -1 for none. addresses: its digits as text, or "" for none.
+        digits: how addresses are written.
         first: place of the first piece of each token's word. record: the token is a record.
         lookups: query place -> record place, for repeated eligible words.
         attention: float32 [T, T], of the head; row t is where token t looks.
@@ -41,6 +42,7 @@ class Figure:
     special: list[bool]
     segments: list[int]
     addresses: list[str]
+    digits: str
     first: list[int]
     record: list[bool]
     lookups: dict[int, int]
@@ -116,6 +118,7 @@ def _structure(config: Any, vocabulary: Vocabulary, ids: list[int]) -> dict[str,
     return {
         "special": (~words.piece[0]).tolist(),
         "segments": segments[0].tolist(),
+        "digits": f"{fields['address_digits']} digits of base {base}",
         "addresses": ["" if base in d else " ".join(map(str, d)) for d in digits],
         "first": words.first[0].tolist(),
         "record": rotary.record_positions(row, words)[0].tolist(),

@@ -41,6 +41,20 @@ def test_held_out_is_at_most_five_percent_and_does_not_depend_on_order(
     assert set(other.texts(np.flatnonzero(other.held_out))) != held[0]
 
 
+def test_a_request_that_holds_out_the_same_captions_finds_the_corpus(
+    tmp_path: Path, captions: list[str]
+) -> None:
+    source, out = write(tmp_path / "a.txt", captions), tmp_path / "corpus"
+    digest = prepare_corpus([source], out, held_out=2000).digest
+    for held_out in (10, 11, 2000):
+        assert prepare_corpus([source], out, held_out=held_out).digest == digest
+    with pytest.raises(InputError, match="differs in held_out"):
+        prepare_corpus([source], out, held_out=9)
+    prepare_corpus([source], tmp_path / "few", held_out=9)
+    with pytest.raises(InputError, match="differs in held_out"):  # the cap is 10: not the same captions
+        prepare_corpus([source], tmp_path / "few", held_out=10)
+
+
 def test_too_few_captions_to_hold_one_out_leave_no_folder(tmp_path: Path, captions: list[str]) -> None:
     rows = captions[:19] + [c.upper() for c in captions[:5]]  # 19 distinct ones
     source = write(tmp_path / "a.txt", rows)

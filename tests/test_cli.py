@@ -475,6 +475,8 @@ def test_an_output_may_not_be_an_input(
     lookup = ["probe", "lookup", model, "--captions", paragraphs]
     interventions = ["probe", "interventions", model, "--captions", paragraphs, "--dev-pairs", str(dev)]
     own = str(structured_folder / "tokenizer.json")
+    (tmp_path / "recipe.yaml").write_text("seed: 4\n")
+    (tmp_path / "corpus.json").write_text('{"kind": "corpus"}')
     for words, message in (
         (["probe", "coverage", paragraphs, "--json", paragraphs], "is read as well"),
         ([*lookup, "--json", f"{tmp_path}/./paragraphs.txt"], "is read as well"),
@@ -485,6 +487,9 @@ def test_an_output_may_not_be_an_input(
         ([*interventions, "--json", str(dev)], "is read as well"),
         (["probe", "show", "a cat", "--model", model, "--html", own], "is a file of"),
         (["embed", "--file", str(dev), "--out", str(dev)], "is read as well"),
+        ([*lookup, "--json", f"{tmp_path}/recipe.yaml"], "exists and is no earlier report"),
+        ([*lookup, "--json", f"{tmp_path}/corpus.json"], "exists and is no earlier report"),
+        ([*lookup, "--json", f"{tmp_path}/{'x' * 300}"], "give a shorter name"),
     ):
         before = {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()}
         assert main(words) == 2, words

@@ -68,6 +68,10 @@ def test_unknown_names_are_refused() -> None:
         ({"position_type": "alibi"}, "position_type must be one of"),
         ({"position_type": "rotary", "hidden_size": 24, "num_attention_heads": 8}, "even head size"),
         ({"rotary_base": 1.0}, "rotary_base must be above 1"),
+        ({"rotary_base": "10000"}, "rotary_base must be above 1"),
+        ({"rotary_base": 1e39}, "rotary_base must be above 1"),
+        ({"layer_norm_eps": "x"}, "layer_norm_eps must be a positive number"),
+        ({"initializer_range": -1}, "initializer_range must be a positive number"),
     ],
 )
 def test_values_out_of_range_are_refused(fields: dict, message: str) -> None:

@@ -167,6 +167,26 @@ def test_a_run_folder_means_its_final_checkpoint(
     out = export_checkpoint(run, tmp_path / "out")
     assert verify_export(out)["lineage"] == {"frame_id": "abc123"}
     assert "abc123" in (out / "README.md").read_text()
+    again = export_checkpoint(
+        out, tmp_path / "half", dtype="bf16"
+    )  # an export in another form has the same origin
+    assert verify_export(again)["lineage"] == {"frame_id": "abc123"}
+
+
+def test_an_export_of_another_run_is_replaced_only_when_asked(
+    tmp_path: Path, tiny_config: CaptionBertConfig, tiny_tokenizer_dir: Path
+) -> None:
+    for name in ("one", "two"):
+        write_checkpoint(tmp_path / name / "checkpoints" / "final", tiny_config, tiny_tokenizer_dir)
+        (tmp_path / name / "config").mkdir()
+        (tmp_path / name / "config" / "identity.json").write_text(json.dumps({"digest": name}))
+    out = export_checkpoint(tmp_path / "one", tmp_path / "out")
+    export_checkpoint(tmp_path / "one", out, dtype="bf16")
+    with pytest.raises(InputError, match="an export of another run"):
+        export_checkpoint(tmp_path / "two", out)
+    assert verify_export(out)["lineage"] == {"digest": "one"}
+    export_checkpoint(tmp_path / "two", out, replace=True)
+    assert verify_export(out)["lineage"] == {"digest": "two"}
 
 
 # ---- loading without the package ----

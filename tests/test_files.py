@@ -79,8 +79,32 @@ def test_an_output_that_cannot_be_written_is_told_and_leaves_nothing(tmp_path: P
     assert list((tmp_path / "new").iterdir()) == []
     with pytest.raises(InputError, match="is a folder; give a file name"):
         check_output(tmp_path)
-    with pytest.raises(InputError, match="give a shorter name"):
-        check_output(tmp_path / ("x" * 250))
+    for long in (250, 300):
+        with pytest.raises(InputError, match="give a shorter name"):
+            check_output(tmp_path / ("x" * long))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="is no ordinary file"):
+        check_output(tmp_path / "pipe")
+
+
+def test_no_file_is_put_into_a_published_folder(tmp_path: Path) -> None:
+    _publish(tmp_path / "made", "old")
+    for path in (tmp_path / "made" / "r.json", tmp_path / "made" / "sub" / "deep" / "r.json"):
+        with pytest.raises(InputError, match=r"has a manifest\.json that lists its files"):
+            check_output(path)
+    verify_folder(tmp_path / "made")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "manifest.json").write_text('{"kind": "another program\'s"}')
+    check_output(tmp_path / "site" / "r.json")
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    with publish_file(tmp_path / "link") as temporary:
+        temporary.write_text("new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there").read_text() == "new"
 
 
 def test_a_report_is_told_from_what_a_folder_is_made_of(tmp_path: Path) -> None:
@@ -88,6 +112,8 @@ def test_a_report_is_told_from_what_a_folder_is_made_of(tmp_path: Path) -> None:
         ("r.json", '{"kind": "lookup-probe"}', True),
         ("config.json", '{"model_type": "captionbert"}', False),
         ("manifest.json", '{"kind": "folder-manifest"}', False),
+        ("corpus.json", '{"kind": "corpus"}', False),
+        ("stages.json", '{"kind": "distill-stages"}', False),
         ("w.safetensors", "no JSON", False),
     ):
         (tmp_path / name).write_text(text)

@@ -106,7 +106,7 @@ def test_variety_shows_lengths_rank_and_cosine() -> None:
     texts = ["a" * n for n in range(1, 101)]
     block = variety(texts, noise(100, 8))
     assert isinstance(block, Variety)
-    assert block.lengths == {"p50": 51, "p90": 91, "p99": 100, "max": 100}
+    assert block.lengths == {"p50": 50, "p90": 90, "p99": 99, "max": 100}
     assert sum(count for _, count in block.histogram) == 100
     assert all(word in str(block) for word in ("lengths p50", "effective rank", "self-cosine", "CV"))
     with pytest.raises(ValueError, match="3 texts or lengths for 100 vectors"):

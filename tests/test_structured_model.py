@@ -499,6 +499,7 @@ def saved(folder: Path) -> CaptionBertModel:
         ({"record_norm": 9.0}, "position_identity"),
         ({"record_norm": -1.0}, "record_norm must be a positive length"),
         ({"position_frequencies": [float("nan"), 0.01]}, "position_frequencies holds nan"),
+        ({"position_frequencies": [1e39, 0.01]}, "position_frequencies holds 1e"),
         ({"continuation_bitmap": "AAAA"}, "continuation_bitmap is not what write_bitmap gives"),
         ({"position_type": "rotary"}, "is read by structured positions only"),
         ({"strict": "yes"}, "strict must be true or false"),

@@ -354,6 +354,14 @@ def test_checkpoints_without_a_config_are_not_guessed_at(tmp_path: Path, recipe_
         train_accelerate.run(load_recipe(recipe_file), run)
 
 
+def test_a_run_does_not_move_into_a_folder_of_something_else(tmp_path: Path, recipe_file: Path) -> None:
+    run = tmp_path / "consensus"
+    (run / "corpus").mkdir(parents=True)
+    (run / ".lock").touch()
+    with pytest.raises(InputError, match="holds corpus but no"):
+        train_accelerate.run(load_recipe(recipe_file), run)
+
+
 def test_a_second_process_in_the_run_folder_is_refused(tmp_path: Path, recipe_file: Path) -> None:
     with folder_lock(tmp_path / "run"), pytest.raises(InputError, match=f"in use by process {os.getpid()}"):
         train_accelerate.run(load_recipe(recipe_file), tmp_path / "run")
