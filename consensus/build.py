@@ -116,9 +116,7 @@ def embed(
     planned = [*teachers, *later]
     planned_specs = _specs(planned)
     specs = planned_specs[: len(teachers)]
-    reference = reference or specs[0].name
-    if reference not in [s.name for s in specs]:
-        raise InputError(f"reference {reference!r} is not among the teachers {[s.name for s in specs]}")
+    reference = _reference(reference, [s.name for s in specs])
     probe_writable(out)
     with folder_lock(out):
         corpus = prepare_corpus(
@@ -148,6 +146,14 @@ def embed(
             },
         )
         return update_report(out)
+
+
+def _reference(name: str | None, teachers: list[str]) -> str:
+    """The name of the reference, the first teacher unless one is named."""
+    name = name or teachers[0]
+    if name not in teachers:
+        raise InputError(f"reference {name!r} is not among the teachers {teachers}")
+    return name
 
 
 def _known_width(teacher: str | Teacher, spec: TeacherSpec, out: Path) -> int | None:

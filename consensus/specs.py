@@ -2,8 +2,8 @@
 dtype.
 
     minilm | mpnet | paraphrase-l3      packaged, digests pinned
-    FOLDER[#SHA256]                     SentenceTransformer or AutoModel folder, optional digest of its
-    weights HUB-ID@REVISION                     40 hex digits
+    FOLDER[#SHA256]                     SentenceTransformer or AutoModel folder, optional digest of its weights
+    HUB-ID@REVISION                     40 hex digits
     onnx:FILE[#SHA256]:TOKENIZER        graph and tokenizer spec
 """
 
