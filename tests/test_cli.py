@@ -263,7 +263,7 @@ def test_train_passes_its_arguments_and_status_through(monkeypatch) -> None:
     run = Recorder(2)
     monkeypatch.setattr("captionbert.train_accelerate.main", run)
     assert main(["train", "--recipe", "mini", "--set", "a.b=1", "--help"]) == 2
-    assert run.args == (["--recipe", "mini", "--set", "a.b=1", "--help"],)
+    assert run.args == (["--recipe", "mini", "--set", "a.b=1", "--help"], "captionbert train")
 
 
 @pytest.mark.parametrize("passed", [True, False])
