@@ -130,14 +130,11 @@ def test_folders_that_are_none_are_named(folder: Path, tmp_path: Path) -> None:
         load_encoder(folder)
 
 
-@pytest.mark.parametrize("lean", [False, True])
-def test_weights_of_another_shape_are_refused(folder: Path, lean: bool, monkeypatch) -> None:
-    if lean:
-        monkeypatch.delitem(sys.modules, "transformers")
+def test_weights_of_another_shape_are_refused(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "projection_dim": 7}))
-    with pytest.raises(InputError, match=r"cannot be loaded|do not fit"):
-        load_encoder(folder, lean=lean)
+    with pytest.raises(InputError, match="cannot be loaded"):
+        load_encoder(folder)
 
 
 def test_a_tokenizer_that_does_not_belong_is_refused(folder: Path) -> None:
