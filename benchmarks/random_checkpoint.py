@@ -17,10 +17,16 @@ from captionbert.consensus.packaged import load_tokenizer
 from captionbert.modeling_captionbert import CaptionBertModel
 
 
-def write_checkpoint(preset: str, out: Path, tokenizer: str, seed: int = 0) -> None:
-    """Write OUT/model/: config, weights and the files of a tokenizer spec (see `resolve_tokenizer`)."""
+def write_checkpoint(
+    preset: str, out: Path, tokenizer: str, tokens: int | None = None, seed: int = 0
+) -> None:
+    """Write OUT/model/: config, weights and the files of a tokenizer spec (see `resolve_tokenizer`).
+
+    `tokens` is the longest input that the model reads; None keeps the preset's.
+    """
     torch.manual_seed(seed)
-    model = CaptionBertModel(CaptionBertConfig.from_preset(preset))
+    fields = {} if tokens is None else {"max_position_embeddings": tokens}
+    model = CaptionBertModel(CaptionBertConfig.from_preset(preset, **fields))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
@@ -37,8 +43,13 @@ def main() -> None:
     parser.add_argument("--preset", default="captionbert-mini", choices=CaptionBertConfig.presets())
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokenizer", default="packaged:minilm")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        help="longest input; 512 makes parity in bf16 and fp16 short on a processor without such arithmetic",
+    )
     options = parser.parse_args()
-    write_checkpoint(options.preset, options.out, options.tokenizer)
+    write_checkpoint(options.preset, options.out, options.tokenizer, options.tokens)
     print(options.out)
 
 

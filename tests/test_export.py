@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.files import digest_json
-from captionbert.configuration_captionbert import CaptionBertConfig
+from captionbert.configuration_captionbert import PRESETS, CaptionBertConfig, write_bitmap
 from captionbert.evaluation.measured import identify
 from captionbert.export.folder import (
     REMOTE_FILES,
@@ -299,6 +299,38 @@ def test_sentence_transformer_own_head_and_fallbacks(
         for folder, source in pairs
         for text in (str(folder), json.dumps(reference_vectors(source).tolist()))
     ]
+    script = tmp_path / "load.py"
+    script.write_text(SENTENCE_TRANSFORMER)
+    assert "ok" in run_python(str(script), json.dumps(TEXTS), *arguments)
+
+
+def test_every_structured_preset_is_the_same_sentence_transformer(
+    tmp_path: Path, tiny_tokenizer_dir: Path
+) -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 5, "intermediate_size": 64}
+    presets = [
+        name
+        for name, fields in PRESETS.items()
+        if fields.get("position_type") == "structured" and name.endswith("-mini")
+    ]
+    assert len(presets) == 7
+    vocabulary = json.loads((tiny_tokenizer_dir / "tokenizer.json").read_text())["model"]["vocab"]
+    tokens = {
+        "vocab_size": len(vocabulary),
+        "boundary_token_ids": [vocabulary[token] for token in ".!?;"],
+        "continuation_bitmap": write_bitmap([token.startswith("##") for token in vocabulary]),
+    }
+    arguments, vectors = [], set()
+    for name in presets:
+        config = CaptionBertConfig.from_preset(
+            name, **sizes, **tokens, projection_dim=24, max_position_embeddings=128
+        )
+        source = write_checkpoint(tmp_path / name, config, tiny_tokenizer_dir)
+        expected = reference_vectors(source)
+        vectors.add(expected.tobytes())
+        arguments += [str(export_checkpoint(source, tmp_path / f"{name}-out")), json.dumps(expected.tolist())]
+    # Each form of positions gives its own; pointer-only and whole-key-lookup differ from a form in training alone.
+    assert len(vectors) == 5
     script = tmp_path / "load.py"
     script.write_text(SENTENCE_TRANSFORMER)
     assert "ok" in run_python(str(script), json.dumps(TEXTS), *arguments)

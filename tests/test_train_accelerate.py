@@ -145,6 +145,32 @@ def test_a_structured_run_learns_to_look_up_and_resumes_exactly(
     assert {t for t, i in vocabulary.items() if flags[i]} == {t for t in vocabulary if t.startswith("##")}
 
 
+@pytest.mark.parametrize(
+    "preset",
+    [
+        *(f"{name}-mini" for name in ("hierarchical", "pointer-only", "key-endings", "key-pieces")),
+        *(f"whole-key-lookup{form}-mini" for form in ("-no-norm", "-late")),
+    ],
+)
+def test_every_other_structured_preset_resumes_exactly(
+    tmp_path: Path, recipe_file: Path, paragraphs: Path, preset: str
+) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 2, "intermediate_size": 64}
+    recipe = structured(
+        recipe_file,
+        paragraphs,
+        f"model.preset={preset}",
+        f"model.overrides={sizes}",
+        "schedule.steps=4",
+        "schedule.warmup=1",
+        f"loss.lookup_weight={0 if preset in ('hierarchical-mini', 'key-pieces-mini') else 1}",
+    )
+    train_accelerate.run(recipe, tmp_path / "whole")
+    train_accelerate.run(recipe, tmp_path / "cut", stop_after=3)
+    train_accelerate.run(recipe, tmp_path / "cut")
+    assert digests(tmp_path / "whole") == digests(tmp_path / "cut")
+
+
 def test_keys_at_endings_are_trained_at_endings(
     tmp_path: Path, recipe_file: Path, captions: list[str], capsys
 ) -> None:
