@@ -123,7 +123,7 @@ def parity_options(parser: argparse.ArgumentParser) -> None:
         "--profile",
         default="everyday",
         choices=("everyday", "longest", "full"),
-        help="longest adds one fp16 row of the full length, full all slow cases [everyday]",
+        help="longest adds one slow row of the full length, full all slow cases [everyday]",
     )
     add("--dtypes", default="fp32,bf16,fp16", metavar="A,B", help="number types to compare [fp32,bf16,fp16]")
     add(

@@ -9,7 +9,7 @@ The input-distribution report is written before the first teacher runs; one teac
 import gc
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,13 @@ def _specs(teachers: Sequence[str | Teacher]) -> list[TeacherSpec]:
     return specs
 
 
+def as_begun(spec: TeacherSpec, teachers: Path) -> TeacherSpec:
+    """The spec in the number type in which its shards below `teachers` were begun, perhaps on another machine."""
+    manifest = teachers / spec.name / MANIFEST
+    begun = (read_json(manifest).get("teacher") or {}) if manifest.is_file() else {}
+    return replace(spec, dtype=begun.get("dtype", spec.dtype))
+
+
 def check_held_out(held_out: int) -> None:
     """Refuse a consensus without held-out captions: no student could be judged on it.
 
@@ -115,7 +122,10 @@ def embed(
     check_held_out(held_out)
     planned = [*teachers, *later]
     planned_specs = _specs(planned)
-    specs = planned_specs[: len(teachers)]
+    specs = [
+        as_begun(spec, out / "teachers") if isinstance(teacher, str) else spec
+        for teacher, spec in zip(teachers, planned_specs)
+    ]
     reference = _reference(reference, [s.name for s in specs])
     probe_writable(out)
     with folder_lock(out):

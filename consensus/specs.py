@@ -8,9 +8,10 @@ dtype.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from captionbert.artifacts.arithmetic import fast_dtype
 from captionbert.artifacts.errors import InputError
 from captionbert.consensus.packaged import HUB_PIN, PACKAGED
 
@@ -32,7 +33,7 @@ class TeacherSpec:
         pooling: "model" (its own modules) or "mean".
         max_length: tokens; None: the model's own limit.
         prompt: text put before every caption.
-        dtype: "bf16", "fp16" or "fp32" of the transformer's weights.
+        dtype: "bf16", "fp16" or "fp32" of the transformer's weights; bf16 where this machine computes in it.
     """
 
     name: str
@@ -44,7 +45,7 @@ class TeacherSpec:
     pooling: str = "mean"
     max_length: int | None = None
     prompt: str = ""
-    dtype: str = "bf16"
+    dtype: str = field(default_factory=fast_dtype)
 
 
 def parse_teacher(text: str) -> TeacherSpec:
@@ -95,7 +96,7 @@ def _packaged_spec(name: str) -> TeacherSpec:
         tokenizer=f"packaged:{name}",
         pooling="mean" if onnx else "model",
         max_length=entry.max_length,
-        dtype="fp32" if onnx else "bf16",
+        **({"dtype": "fp32"} if onnx else {}),
     )
 
 

@@ -86,7 +86,8 @@ class _Line:
 
     def __init__(self, plan: Plan, say: Say) -> None:
         self.plan, self.say = plan, say
-        self.specs = [parse_teacher(word) for word in plan.teachers]
+        teachers = plan.out / "consensus" / "teachers"
+        self.specs = [build.as_begun(parse_teacher(word), teachers) for word in plan.teachers]
         names = [spec.name for spec in self.specs]
         if not names or len(set(names)) != len(names):
             raise InputError(f"--teachers: expected one or more teachers of different names, found {names}")

@@ -8,11 +8,13 @@ made of ordinary sentences; longer rows repeat them.
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from captionbert.artifacts.arithmetic import has_bf16
+
 LENGTHS = (1, 2, 7, 63, 512, 4095, 4096, 4097, 8191, 8192)
 DTYPES = ("fp32", "bf16", "fp16")
 PROFILES = ("everyday", "longest", "full")
-# Many processors have no half-precision arithmetic: there, a long fp16 case takes ten minutes and more.
-EVERYDAY_FP16_TOKENS = 512
+# Many processors have no half-precision arithmetic: there, a long case takes ten minutes and more.
+EVERYDAY_HALF_TOKENS = 512
 
 SENTENCES = (
     "A man in a red jacket walks two dogs along the beach at sunset.",
@@ -110,15 +112,18 @@ def choose(profile: str, dtype: str, limit: int) -> tuple[list[Case], list[str]]
         if case.tokens > limit:
             left_out.append(f"{dtype}: {case.name} (the model reads {limit} tokens)")
         elif _too_slow(case, profile, dtype, limit):
-            left_out.append(f"{dtype}: {case.name} (profile {profile}; slow without fp16 arithmetic)")
+            left_out.append(f"{dtype}: {case.name} (profile {profile}; slow without {dtype} arithmetic)")
         else:
             chosen.append(case)
     return chosen, left_out
 
 
 def _too_slow(case: Case, profile: str, dtype: str, limit: int) -> bool:
-    """Long fp16 cases run in profile "full" alone, but for one row of the full length in "longest"."""
-    if profile == "full" or dtype != "fp16" or case.tokens <= EVERYDAY_FP16_TOKENS:
+    """Long cases in fp16, and in bf16 where it is imitated, run in profile "full" alone, but for one row of the full
+    length in "longest".
+    """
+    slow = dtype == "fp16" or (dtype == "bf16" and not has_bf16())
+    if profile == "full" or not slow or case.tokens <= EVERYDAY_HALF_TOKENS:
         return False
     return profile == "everyday" or case.name != f"length {limit}"
 

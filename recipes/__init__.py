@@ -18,7 +18,7 @@ import yaml
 from captionbert.artifacts.errors import InputError
 
 FOLDER = Path(__file__).parent
-PRECISIONS = ("fp32", "bf16", "fp16")
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,9 @@ class LossSection:
 class ComputeSection:
     """Precision and memory. fp32 parameters always; bf16 and fp16 by autocast, fp16 with a loss scale."""
 
-    precision: str = "bf16"
+    precision: str = (
+        "auto"  # bf16 where this machine computes in it, otherwise fp32; a begun run keeps its own
+    )
     micro_batch_tokens: int = 8192  # tokens of one forward pass; does not change the loss
     gradient_checkpointing: bool = False
 

@@ -5,6 +5,7 @@ import importlib
 import json
 import sys
 import weakref
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -180,9 +181,9 @@ def test_nothing_held_out_is_refused(source: str, tmp_path: Path, held_out: int)
     assert not (tmp_path / "d").exists()
 
 
-def test_a_model_folder_as_a_word_of_the_command_line(
-    source: str, tmp_path: Path, tiny_tokenizer_dir: Path
-) -> None:
+@pytest.fixture
+def bert(tmp_path: Path, tiny_tokenizer_dir: Path) -> Path:
+    """A transformer's folder of width 16."""
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny_tokenizer_dir)
@@ -190,7 +191,24 @@ def test_a_model_folder_as_a_word_of_the_command_line(
     folder = tmp_path / "Tiny Bert"
     BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    report = build.embed([source], [str(folder), toy("wide", 16)], tmp_path / "d", shard_rows=128)
+    return folder
+
+
+def test_an_embedding_goes_on_in_its_number_type_on_another_machine(
+    source: str, tmp_path: Path, bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = tmp_path / "d" / "teachers" / "tiny-bert"
+    for bf16 in (True, False):
+        monkeypatch.setattr("captionbert.artifacts.arithmetic.has_bf16", partial(bool, bf16))
+        build.embed([source], [str(bert)], tmp_path / "d", shard_rows=128)
+        assert read_json(shards / "manifest.json")["teacher"]["dtype"] == "bf16"
+        (shards / shard_name(384, 500)).unlink()  # as a kill would have left it
+    build.embed([source], [str(bert)], tmp_path / "e", shard_rows=128)
+    assert read_json(tmp_path / "e/teachers/tiny-bert/manifest.json")["teacher"]["dtype"] == "fp32"
+
+
+def test_a_model_folder_as_a_word_of_the_command_line(source: str, tmp_path: Path, bert: Path) -> None:
+    report = build.embed([source], [str(bert), toy("wide", 16)], tmp_path / "d", shard_rows=128)
     assert report["input"]["tokens"]["tokenizer_of"] == "tiny-bert"
     assert report["input"]["tokens"]["max"] > report["input"]["tokens"]["p50"] > 3
     assert (tmp_path / "d" / "teachers" / "tiny-bert" / shard_name(384, 500)).is_file()

@@ -170,7 +170,19 @@ def test_the_everyday_profile_says_what_it_left_out() -> None:
     assert all(case.tokens <= 512 for case in cases)
     assert len(cases) + len(left_out) == len(all_cases())
     assert "fp16: length 8192 (profile everyday; slow without fp16 arithmetic)" in left_out
-    assert choose("everyday", "bf16", 8192)[1] == []
+
+
+@pytest.mark.parametrize("arithmetic", [True, False])
+def test_long_bf16_cases_are_left_out_where_bf16_is_imitated(
+    arithmetic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("captionbert.parity.cases.has_bf16", lambda: arithmetic)
+    _, left_out = choose("everyday", "bf16", 8192)
+    assert (
+        "bf16: length 8192 (profile everyday; slow without bf16 arithmetic)" in left_out
+    ) is not arithmetic
+    assert bool(left_out) is not arithmetic
+    assert choose("everyday", "fp32", 8192)[1] == choose("full", "bf16", 8192)[1] == []
 
 
 def test_the_longest_profile_keeps_one_long_fp16_row() -> None:

@@ -75,7 +75,7 @@ def test_an_override_wins_and_is_typed() -> None:
         ("schedule.batch_size=1", r"schedule\.batch_size must be 2 or more .*found 1"),
         ("schedule.batch_size=2.5", r"schedule\.batch_size must be int, found 2.5"),
         ("gauges.tensorboard=3", r"gauges\.tensorboard must be bool, found 3"),
-        ("compute.precision=fp8", r"compute\.precision must be one of fp32, bf16, fp16, found 'fp8'"),
+        ("compute.precision=fp8", r"compute\.precision must be one of auto, fp32, bf16, fp16, found 'fp8'"),
         ("schedule.steps=5", r"exactly one of .*found steps, minutes"),
         ("schedule.minutes=null", r"exactly one of .*found none"),
         ("schedule.warmup=-1", r"schedule\.warmup must be a number of 0 or more"),
