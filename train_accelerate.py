@@ -25,7 +25,6 @@ import yaml
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration, broadcast_object_list
 
-from captionbert.artifacts.arithmetic import fast_dtype, has_bf16
 from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.files import (
     folder_lock,
@@ -56,6 +55,7 @@ from captionbert.training.identity import (
 )
 from captionbert.training.length import EVALUATIONS, resolve_steps, stated_steps
 from captionbert.training.order import Plan, rank_slice
+from captionbert.training.precision import with_precision
 from captionbert.training.schedule import warmup_steps
 from captionbert.training.step import LossScale, StepSettings, adam
 from captionbert.training.student import build_student, embedding_weights, pointing_encode, student_config
@@ -112,7 +112,7 @@ def run_on(recipe: Recipe, out: str | Path, inputs: Inputs, *, stop_after: int |
     check_agreement(inputs.captions, inputs.targets)
     check_frame(inputs.targets, recipe.data.frame_id, "that data.frame_id asks for")
     accelerator = _accelerator(recipe, run_folder)
-    recipe = _with_precision(recipe, run_folder)
+    recipe = with_precision(recipe, run_folder)
     with ExitStack() as stack:
         if accelerator.is_main_process:
             stack.enter_context(folder_lock(run_folder))
@@ -169,23 +169,6 @@ def _accelerator(recipe: Recipe, run_folder: Path) -> Accelerator:
     project = ProjectConfiguration(project_dir=str(run_folder), logging_dir=str(run_folder / "tensorboard"))
     trackers = "tensorboard" if recipe.gauges.tensorboard else None
     return Accelerator(mixed_precision="no", log_with=trackers, project_config=project)
-
-
-def _with_precision(recipe: Recipe, run_folder: Path) -> Recipe:
-    """The recipe with "auto" precision decided: as the run was begun, or by what this machine computes in."""
-    precision = recipe.compute.precision
-    if precision == "auto":
-        begun = run_folder / "config" / "identity.json"
-        precision = (
-            read_identity(run_folder)["recipe"]["compute.precision"] if begun.is_file() else fast_dtype()
-        )
-    elif precision == "bf16" and not has_bf16():
-        print(
-            "warning: compute.precision is bf16, which this machine only imitates, at a small part of the speed of "
-            "fp32; compute.precision=auto or fp32 is fast here",
-            file=sys.stderr,
-        )
-    return replace(recipe, compute=replace(recipe.compute, precision=precision))
 
 
 def _start_tracker(recipe: Recipe, accelerator: Accelerator, session: loop.Session) -> None:
@@ -410,9 +393,7 @@ def _loop_settings(recipe: Recipe, steps: int) -> loop.LoopSettings:
 
 
 def read_metrics(run_folder: str | Path) -> dict[str, Any]:
-    """The curve and the best point of a run: {"curve": [...], "best": {...}}. Raises InputError when there is
-    none.
-    """
+    """{"curve": [...], "best": {...}} of a run: its evaluations and its best point. InputError: it has none."""
     return read_json(Path(run_folder) / "checkpoints" / "metrics.json", kind=METRICS_KIND)
 
 

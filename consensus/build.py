@@ -57,8 +57,9 @@ def input_distribution(corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def _specs(teachers: Sequence[str | Teacher]) -> list[TeacherSpec]:
-    specs = [parse_teacher(t) if isinstance(t, str) else t.spec for t in teachers]
+def _specs(teachers: Sequence[str | Teacher], folder: Path) -> list[TeacherSpec]:
+    """The specs of `teachers`, whose shards are or will be below `folder`."""
+    specs = [as_begun(parse_teacher(t), folder) if isinstance(t, str) else t.spec for t in teachers]
     names = [s.name for s in specs]
     if not names or len(set(names)) != len(names):
         raise InputError(f"expected one or more teachers of different names, found {names}")
@@ -121,11 +122,8 @@ def embed(
     out = Path(out)
     check_held_out(held_out)
     planned = [*teachers, *later]
-    planned_specs = _specs(planned)
-    specs = [
-        as_begun(spec, out / "teachers") if isinstance(teacher, str) else spec
-        for teacher, spec in zip(teachers, planned_specs)
-    ]
+    planned_specs = _specs(planned, out / "teachers")
+    specs = planned_specs[: len(teachers)]
     reference = _reference(reference, [s.name for s in specs])
     probe_writable(out)
     with folder_lock(out):

@@ -106,24 +106,6 @@ def test_a_kill_at_any_moment_is_exact(tmp_path: Path, recipe_file: Path, whole_
     assert digests(run) == digests(whole_run), log.read_text()
 
 
-def test_precision_is_this_machines_unless_the_run_has_begun(
-    tmp_path: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    def begin(out: str, precision: str, *, bf16: bool, steps: int) -> str:
-        monkeypatch.setattr("captionbert.artifacts.arithmetic.has_bf16", lambda: bf16)
-        monkeypatch.setattr(train_accelerate, "has_bf16", lambda: bf16)
-        recipe = recipe_with(recipe_file, f"compute.precision={precision}")
-        train_accelerate.run(recipe, tmp_path / out, stop_after=steps)
-        return yaml.safe_load((tmp_path / out / "config" / "recipe.yaml").read_text())["compute"]["precision"]
-
-    assert begin("here", "auto", bf16=True, steps=1) == "bf16"
-    assert begin("here", "auto", bf16=False, steps=2) == "bf16"  # carried to another machine
-    assert begin("there", "auto", bf16=False, steps=1) == "fp32"
-    assert "imitates" not in capsys.readouterr().err
-    assert begin("there too", "bf16", bf16=False, steps=1) == "bf16"
-    assert "compute.precision is bf16, which this machine only imitates" in capsys.readouterr().err
-
-
 @pytest.fixture(scope="module")
 def paragraphs(tmp_path_factory: pytest.TempPathFactory, captions: list[str]) -> Path:
     """A consensus of captions that repeat their words."""
