@@ -1,6 +1,6 @@
 """What is measured while training, and the files it goes to.
 
-    checkpoints/metrics.json   the curve: target cosine, effective rank with CV, dev Spearman
+    checkpoints/metrics.json   the curve: target cosine, effective rank with CV, dev Spearman, held-out loss terms
     checkpoints/metrics.jsonl  a line each `log_every` steps: loss, learning rate, gradient norm
     checkpoints/timing.jsonl   sentences a second and the like: the only file that holds a clock
 
@@ -18,12 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.files import publish_file, write_json
 from captionbert.probes.geometry import geometry, target_cosine
 from captionbert.probes.scored_pairs import pair_spearman
 from captionbert.probes.word_records import LookupTargets
+from captionbert.recipes import LossSection
+from captionbert.training.losses import OPTIONAL, sentence_terms, term_names
 
 METRICS_KIND = "training-metrics"
 _LEAST_ROWS = 8  # fewer rows have no meaningful spectrum
@@ -38,6 +41,8 @@ class Validation:
     pair_ids: list[list[int]]  # first sentences, then second sentences
     scores: np.ndarray | None
     lookups: LookupTargets | None = None  # of `ids`, where a lookup loss is trained
+    loss: LossSection | None = None  # its optional terms are measured too
+    groups: np.ndarray | None = None  # text identity [n] of the captions; None: all differ
 
 
 # Ids of n texts, and lookup queries if any, to float32 unit vectors [n, E] in order and how the queries were read.
@@ -56,7 +61,26 @@ def evaluate(embed: Embed, validation: Validation, step: int) -> dict[str, Any]:
         point["dev_spearman"] = pair_spearman(embed(validation.pair_ids, None)[0], validation.scores)
     if lookup is not None:
         point["lookup"] = lookup
+    if terms := held_out_terms(vectors, validation):
+        point["terms"] = terms
     return point
+
+
+def held_out_terms(vectors: np.ndarray, validation: Validation) -> dict[str, float]:
+    """Similarity, ranking and matryoshka loss of the held-out captions as one batch, those that the recipe trains.
+
+    Args:
+        vectors: of the student, [n, E]. Their number is seldom that of a training batch, so matryoshka, which holds
+            InfoNCE, is to be compared between evaluations and not with the training line.
+    """
+    loss = validation.loss
+    wanted = [name for name in term_names(loss) if name in OPTIONAL] if loss else []
+    if loss is None or not wanted:
+        return {}
+    groups = np.arange(len(vectors)) if validation.groups is None else validation.groups
+    arrays = (torch.from_numpy(np.ascontiguousarray(x)) for x in (vectors, validation.targets, groups))
+    found = sentence_terms(*arrays, loss)
+    return {name: float(found[name]) for name in wanted}
 
 
 def best_value(point: dict[str, Any]) -> tuple[str, float]:
@@ -76,6 +100,8 @@ def describe(point: dict[str, Any]) -> str:
     if "lookup" in point:
         lookup = point["lookup"]
         line += f", lookup {lookup['top_one']:.1%} of {lookup['queries']} (probability {lookup['probability']:.3f})"
+    for name, value in point.get("terms", {}).items():
+        line += f", {name} {value:.4f}"
     return line
 
 
