@@ -4,8 +4,8 @@
     [--json F]
 
 fp32, random weights, random ids of caption-like lengths, each of LOSSES, a structured preset with the lookup loss as
-well: 1 x rows, 8 micro-batches of rows / 8, and two gloo processes of rows / 2 each. Printed: the loss difference, and the largest
-difference of any gradient entry, absolute and as a share of the largest entry (fp32 sums over tens of
+well: 1 x rows, 8 micro-batches of rows / 8, and two gloo processes of rows / 2 each. Printed: the loss difference,
+and the largest difference of any gradient entry, absolute and as a share of the largest entry (fp32 sums over tens of
 thousands of tokens reach some 1e-6 of it in any order). Exit status 0 only when the loss, relative, and the
 gradients, absolute or as that share where the largest entry is above 1, are within 1e-6.
 """
@@ -36,12 +36,12 @@ from captionbert.training.step import StepSettings, backward_gradients, sum_over
 from captionbert.training.student import pointing_encode
 
 LIMIT = 1e-6
-_NESTED = {"matryoshka_weight": 0.5, "matryoshka_dims": [8, 16]}
+_NESTED = LossSection(matryoshka_weight=0.5, matryoshka_dims=[8, 16])
 LOSSES = {
     "one-way": LossSection(),
     "symmetric": LossSection(symmetric=True),
-    "one-way, nested": LossSection(**_NESTED),
-    "every term": LossSection(symmetric=True, similarity_weight=20.0, ranking_weight=10.0, **_NESTED),
+    "one-way, nested": _NESTED,
+    "every term": replace(_NESTED, symmetric=True, similarity_weight=20.0, ranking_weight=10.0),
 }
 TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 _CPU = torch.device("cpu")

@@ -78,8 +78,8 @@ def held_out_terms(vectors: np.ndarray, validation: Validation) -> dict[str, flo
     if loss is None or not wanted:
         return {}
     groups = np.arange(len(vectors)) if validation.groups is None else validation.groups
-    arrays = (torch.from_numpy(np.ascontiguousarray(x)) for x in (vectors, validation.targets, groups))
-    found = sentence_terms(*arrays, loss)
+    student, target, texts = (torch.from_numpy(np.array(x)) for x in (vectors, validation.targets, groups))
+    found = sentence_terms(student, target, texts, loss)
     return {name: float(found[name]) for name in wanted}
 
 
