@@ -142,12 +142,17 @@ def check_rows(recipe: Recipe, captions: Corpus) -> tuple[np.ndarray, np.ndarray
     return training, held_out
 
 
-def check_recipe(recipe: Recipe, captions: Corpus) -> None:
+def check_recipe(recipe: Recipe, captions: Corpus, width: int | None = None) -> None:
     """Everything that can be asked of a recipe and its captions before they are embedded.
 
+    Args:
+        width: of the targets to come, where it is known.
+
     Raises:
-        InputError: see check_rows, student_config and check_lookups.
+        InputError: see check_rows, check_dims, student_config and check_lookups.
     """
+    if width is not None:
+        check_dims(recipe.loss.matryoshka_dims, width)
     training, _ = check_rows(recipe, captions)
     tokenizer = load_tokenizer(recipe.data.tokenizer)
     config = student_config(recipe, tokenizer, recipe.model.overrides.get("projection_dim", 768))

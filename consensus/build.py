@@ -133,7 +133,7 @@ def embed(
         )
         _report_input(out, corpus)
         guard = RatioGuard.of(corpus, reference, sample_rows=sample_rows, force=force)
-        guard.widths = {s.name: _known_width(t, s, out) for t, s in zip(planned, planned_specs)}
+        guard.widths = {s.name: known_width(t, s, out) for t, s in zip(planned, planned_specs)}
         guard.check()
         places = [(corpus, out / "teachers")]
         if control:
@@ -159,8 +159,8 @@ def _reference(name: str | None, teachers: list[str]) -> str:
     return name
 
 
-def _known_width(teacher: str | Teacher, spec: TeacherSpec, out: Path) -> int | None:
-    """Width of a teacher's vectors, as far as it is known without loading it."""
+def known_width(teacher: str | Teacher, spec: TeacherSpec, out: Path) -> int | None:
+    """Width of a teacher's vectors if it is known without loading it; `out`: folder of the consensus."""
     if not isinstance(teacher, str):
         return teacher.width
     if spec.source.startswith("packaged:"):

@@ -331,7 +331,8 @@ class _Line:
         """Refuse a recipe that cannot train on these captions: found now, not after hours of embedding."""
         from captionbert.train_accelerate import check_recipe
 
-        check_recipe(self.recipe, open_corpus(self.consensus / "corpus"))
+        width = build.known_width(self.plan.teachers[0], self.specs[0], self.consensus)  # of the reference
+        check_recipe(self.recipe, open_corpus(self.consensus / "corpus"), width)
 
     def _embed_first(self, count: int) -> None:
         """Embed with the first `count` teachers; those done already are only looked at."""
