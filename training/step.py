@@ -124,7 +124,8 @@ def backward_gradients(
         parts = cut_by_tokens(batch.lengths, settings.micro_batch_tokens, padded=settings.padded)
     targets = stored_targets(batch.targets.to(device), settings.targets_digest)
     queries = _queries(batch, device)
-    work = _Pass(encode, batch, parts, targets, settings, f"student step {step}", scale, queries)
+    groups = batch.groups.to(device)
+    work = _Pass(encode, batch, parts, targets, groups, settings, f"student step {step}", scale, queries)
     return _coupled(work) if couples_rows(settings.loss) else _one_way(work)
 
 
@@ -161,6 +162,7 @@ class _Pass:
     batch: StepBatch
     parts: list[np.ndarray]
     targets: View
+    groups: Tensor  # [B], on the device
     settings: StepSettings
     origin: str
     scale: float
@@ -180,8 +182,7 @@ class _Pass:
     def sentence_terms(self, vectors: Tensor, own: Tensor | None = None) -> dict[str, Tensor]:
         """See losses.sentence_terms; refuses students that are their own targets."""
         refuse_shared_forward(View(vectors, self.origin), self.targets)
-        groups = self.batch.groups.to(self.device)
-        return sentence_terms(vectors, self.targets.vectors, groups, self.settings.loss, own)
+        return sentence_terms(vectors, self.targets.vectors, self.groups, self.settings.loss, own)
 
     def sentence_loss(self, terms: dict[str, Tensor]) -> Tensor:
         return weighted(terms, self.settings.loss) * self.scale
