@@ -127,7 +127,7 @@ def consensus_targets(options: Options) -> int:
     """The target of each caption."""
     from captionbert.consensus.build import targets as run
 
-    if options.corpus or options.teachers:
+    if options.corpus or options.teachers or options.weights:
         _fit_maps(options)
     run(options.out)
     return _show_consensus(options)
@@ -147,8 +147,8 @@ def _embed_captions(options: Options) -> None:
         raise InputError(f"consensus {options.step}: give both --corpus and --teachers")
     from captionbert.consensus.build import embed as run
 
-    rest = _some(options, "reference", "held_out", "exclude", "column", "control", "sample_rows", "force")
-    run(options.corpus, _names(options.teachers), options.out, **rest)
+    names = ("reference", "held_out", "exclude", "column", "control", "sample_rows", "force", "weights")
+    run(options.corpus, _names(options.teachers), options.out, **_some(options, *names))
 
 
 def _fit_maps(options: Options) -> None:
@@ -156,7 +156,7 @@ def _fit_maps(options: Options) -> None:
 
     if options.corpus or options.teachers:
         _embed_captions(options)
-    run(options.out, sample_rows=options.sample_rows, force=options.force)
+    run(options.out, **_some(options, "sample_rows", "force", "weights"))
 
 
 def _show_consensus(options: Options) -> int:
@@ -219,7 +219,8 @@ def distill(options: Options) -> int:
     """The whole line, from captions to an evaluated model."""
     from captionbert.distill.line import Plan, run_line
 
-    rest = _some(options, "out", "recipe", "minutes", "data", "exclude", "column", "held_out", "force")
+    names = ("out", "recipe", "minutes", "data", "exclude", "column", "held_out", "force", "weights")
+    rest = _some(options, *names)
     plan = Plan(tuple(options.corpus), tuple(_names(options.teachers)), settings=tuple(options.set), **rest)
     # With --json the log goes to stderr, what the rooms print included, and stdout holds the summary alone.
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
@@ -335,7 +336,6 @@ def _save_and_show(options: Options, report: dict[str, Any], text: str) -> int:
     """Print the text and, with --json F, write the report."""
     print(text)
     if options.json is not None:
-        from captionbert.artifacts.errors import InputError
         from captionbert.artifacts.files import write_json
 
         try:

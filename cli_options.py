@@ -22,6 +22,29 @@ def _whole(text: str, least: int, limit: int) -> int:
     return int(text)
 
 
+def weights(text: str) -> dict[str, float]:
+    """NAME=NUMBER,... by name, as an option's type; which names and numbers will do is the consensus' to say."""
+    found: dict[str, float] = {}
+    for word in text.split(","):
+        name, _, number = word.strip().rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            name = ""
+        if not name or name in found:
+            raise argparse.ArgumentTypeError(
+                f"expected NAME=NUMBER,NAME=NUMBER, each name once, found {text[:60]!r}"
+            )
+        found[name] = value
+    return found
+
+
+def weights_option(parser: argparse.ArgumentParser) -> None:
+    """--weights of the verbs that fit a frame."""
+    note = "weights of teachers in the consensus, by their short names; one not named weighs 1 [equal]"
+    parser.add_argument("--weights", type=weights, metavar="A=2,B=1", help=note)
+
+
 def show_example(parser: argparse.ArgumentParser, example: str) -> None:
     """Put a command line under the help text."""
     parser.epilog = f"example:\n  captionbert {example}"
@@ -78,6 +101,10 @@ def consensus_options(parser: argparse.ArgumentParser, *, first: bool) -> None:
     add("--reference", metavar="NAME", help="teacher whose coordinates are the frame [the first]")
     add("--control", action="append", metavar="F", help="other text, to compare effective ranks with")
     add("--sample-rows", type=count, default=24_000, metavar="N", help="rows the maps are fitted on [24000]")
+    if first:
+        parser.set_defaults(weights=None)
+    else:
+        weights_option(parser)
     add("--force", action="store_true", help="go on with fewer than 10 fit rows a coordinate")
     json_flag(parser)
 
@@ -259,6 +286,7 @@ def distill_options(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="change a setting of the recipe; repeatable",
     )
+    weights_option(parser)
     add("--data", type=Path, metavar="DIR", help="folder of STS files to evaluate on, without a network")
     add("--force", action="store_true", help="go on with fewer than 10 fit rows a coordinate")
     add("--redo", metavar="STAGE", help="make this stage and all after it again")

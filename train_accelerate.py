@@ -54,6 +54,7 @@ from captionbert.training.identity import (
     read_identity,
 )
 from captionbert.training.length import EVALUATIONS, resolve_steps, stated_steps
+from captionbert.training.losses import check_dims
 from captionbert.training.order import Plan, rank_slice
 from captionbert.training.precision import with_precision
 from captionbert.training.schedule import warmup_steps
@@ -143,12 +144,17 @@ def check_rows(recipe: Recipe, captions: Corpus) -> tuple[np.ndarray, np.ndarray
     return training, held_out
 
 
-def check_recipe(recipe: Recipe, captions: Corpus) -> None:
+def check_recipe(recipe: Recipe, captions: Corpus, width: int | None = None) -> None:
     """Everything that can be asked of a recipe and its captions before they are embedded.
 
+    Args:
+        width: of the targets to come, where it is known.
+
     Raises:
-        InputError: see check_rows, student_config and check_lookups.
+        InputError: see check_rows, check_dims, student_config and check_lookups.
     """
+    if width is not None:
+        check_dims(recipe.loss.matryoshka_dims, width)
     training, _ = check_rows(recipe, captions)
     tokenizer = load_tokenizer(recipe.data.tokenizer)
     config = student_config(recipe, tokenizer, recipe.model.overrides.get("projection_dim", 768))
@@ -191,6 +197,7 @@ def prepare(
             damaged, or the recipe does not fit the data or the number of processes.
     """
     config = student_config(recipe, inputs.tokenizer, inputs.targets.width)
+    check_dims(recipe.loss.matryoshka_dims, inputs.targets.width)
     training, held_out = check_rows(recipe, inputs.captions)
     validation = _validation(recipe, config, inputs, held_out)
     new = identity_of(recipe, inputs, config, accelerator)
@@ -306,6 +313,8 @@ def _validation(
         pair_ids=tokenize(pairs.first + pairs.second) if pairs else [],
         scores=np.asarray(pairs.scores) if pairs else None,
         lookups=find(ids) if find else None,
+        loss=recipe.loss,
+        groups=np.asarray(inputs.captions.groups)[rows],
     )
 
 
@@ -366,15 +375,12 @@ def _session(
 def step_settings(recipe: Recipe, device: torch.device, targets_digest: str) -> StepSettings:
     """The part of a recipe that one step reads."""
     return StepSettings(
-        temperature=recipe.loss.temperature,
-        symmetric=recipe.loss.symmetric,
-        mse_weight=recipe.loss.mse_weight,
+        loss=recipe.loss,
         clip=recipe.schedule.clip,
         precision=recipe.compute.precision,
         micro_batch_tokens=recipe.compute.micro_batch_tokens,
         padded=device.type != "cpu",
         targets_digest=targets_digest,
-        lookup_weight=recipe.loss.lookup_weight,
     )
 
 

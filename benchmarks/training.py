@@ -36,6 +36,7 @@ from captionbert.configuration_captionbert import CaptionBertConfig
 from captionbert.consensus.packaged import load_tokenizer
 from captionbert.encoding_captionbert import batch_vectors, token_ids
 from captionbert.modeling_captionbert import CaptionBertModel
+from captionbert.recipes import LossSection
 from captionbert.training.batches import StepBatch
 from captionbert.training.step import DTYPES, LossScale, StepSettings, adam, take_step
 
@@ -116,7 +117,7 @@ def our_seconds(
     """Seconds a step of ours, tokenising included, over all steps but the first."""
     model = make_model()
     optimizer = adam(list(model.parameters()), 1e-3)
-    settings = StepSettings(0.07, False, 1.0, 1.0, precision, budget, padded=False)
+    settings = StepSettings(LossSection(), 1.0, precision, budget, padded=False)
     ends = []
     for step in range(len(texts) // batch):
         rows = slice(step * batch, (step + 1) * batch)

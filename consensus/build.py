@@ -8,7 +8,7 @@ The input-distribution report is written before the first teacher runs; one teac
 
 import gc
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.files import folder_lock, probe_writable, publish_file, read_json, write_json
 from captionbert.consensus.captions import Corpus, open_corpus, prepare_corpus
 from captionbert.consensus.embedding import embed_corpus
-from captionbert.consensus.frames import Frame, fit_frame, open_frame, open_teachers
+from captionbert.consensus.frames import Frame, fit_frame, open_frame, open_teachers, relative_weights
 from captionbert.consensus.packaged import PACKAGED
 from captionbert.consensus.ratio import RatioGuard
 from captionbert.consensus.shards import MANIFEST, SHARD_ROWS, ShardSet, is_complete
@@ -100,6 +100,7 @@ def embed(
     control: list[str] | None = None,
     sample_rows: int = SAMPLE_ROWS,
     force: bool = False,
+    weights: Mapping[str, float] | None = None,
     later: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Prepare the corpus and embed it with every teacher; what is already done is kept.
@@ -110,20 +111,22 @@ def embed(
         reference: name of the teacher whose coordinates are the frame; None: the first.
         shard_rows: rows of one shard, the work a kill can cost.
         control: sources of other text; up to 2,048 captions of it are embedded for the geometry table.
-        sample_rows, force: of the fit to come (see `fit`), so that too few rows are refused before the embedding.
+        sample_rows, force, weights: of the fit to come (see `fit`), so that what it would refuse is refused before
+            the embedding.
         later: words of teachers that a later call will add; here only their widths matter.
 
     Returns:
         The report so far (also in DIR/report.json).
 
     Raises:
-        InputError: see check_held_out, prepare_corpus, RatioGuard, load_teacher and embed_corpus.
+        InputError: see check_held_out, relative_weights, prepare_corpus, RatioGuard, load_teacher and embed_corpus.
     """
     out = Path(out)
     check_held_out(held_out)
     planned = [*teachers, *later]
     planned_specs = _specs(planned, out / "teachers")
     specs = planned_specs[: len(teachers)]
+    relative_weights(weights, [s.name for s in planned_specs])
     reference = _reference(reference, [s.name for s in specs])
     probe_writable(out)
     with folder_lock(out):
@@ -138,7 +141,7 @@ def embed(
         )
         _report_input(out, corpus)
         guard = RatioGuard.of(corpus, reference, sample_rows=sample_rows, force=force)
-        guard.widths = {s.name: _known_width(t, s, out) for t, s in zip(planned, planned_specs)}
+        guard.widths = {s.name: known_width(t, s, out) for t, s in zip(planned, planned_specs)}
         guard.check()
         places = [(corpus, out / "teachers")]
         if control:
@@ -164,8 +167,8 @@ def _reference(name: str | None, teachers: list[str]) -> str:
     return name
 
 
-def _known_width(teacher: str | Teacher, spec: TeacherSpec, out: Path) -> int | None:
-    """Width of a teacher's vectors, as far as it is known without loading it."""
+def known_width(teacher: str | Teacher, spec: TeacherSpec, out: Path) -> int | None:
+    """Width of a teacher's vectors if it is known without loading it; `out`: folder of the consensus."""
     if not isinstance(teacher, str):
         return teacher.width
     if spec.source.startswith("packaged:"):
@@ -256,13 +259,19 @@ def open_consensus(out: str | Path) -> tuple[dict[str, Any], Corpus]:
 
 
 def fit(
-    out: str | Path, *, sample_rows: int = SAMPLE_ROWS, seed: int = 0, force: bool = False
+    out: str | Path,
+    *,
+    sample_rows: int = SAMPLE_ROWS,
+    seed: int = 0,
+    force: bool = False,
+    weights: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Fit and score the maps, fix the frame, and add alignment and geometry to the report.
 
     Args:
         sample_rows: rows of the fit, at most.
         force: accept N/d under 10.
+        weights: of the teachers in the mean, by name; see `frames.relative_weights`. They are part of the frame.
 
     Returns:
         The report (also in DIR/report.json; `report.format_report` prints it).
@@ -274,12 +283,13 @@ def fit(
     with folder_lock(out):
         info, corpus = open_consensus(out)
         _report_input(out, corpus)
-        frame = fit_frame(out, info, corpus, sample_rows=sample_rows, seed=seed, force=force)
+        frame = fit_frame(out, info, corpus, sample_rows=sample_rows, seed=seed, force=force, weights=weights)
         alignment = {
             "frame_id": frame.frame_id,
             "reference": frame.reference,
             "sample": frame.info["sample"],
             "teachers": frame.table,
+            **({"weights": frame.weights} if frame.weights else {}),
         }
         parts: dict[str, Any] = {
             "alignment": alignment,

@@ -1,13 +1,16 @@
 """The frame of a consensus: the reference's coordinates and a map from each other teacher into them.
 
-    target(row) = normalise(mean over teachers of normalise(map(x)))      the reference enters as itself
+    target(row) = normalise(sum over teachers of w * normalise(map(x)))      the reference enters as itself
 
-The frame id is the digest of the reference's fingerprint and of every map: targets of another frame are other
-targets. Written as DIR/frame/{frame.json, maps.safetensors}. Legend: n rows of a block, d width of a teacher,
-E of the reference.
+The weights w are all 1 unless given. The frame id is the digest of the reference's fingerprint, of every map and of
+unequal weights: targets of another frame are other targets. Written as DIR/frame/{frame.json, maps.safetensors}.
+Legend: n rows of a block, d width of a teacher, E of the reference.
 """
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,7 @@ class Frame:
         frame_id: 64 hex digits. reference: name. teachers: names in order, the reference among them.
         width: E. maps: by name, the reference has none. fit_rows, score_rows: int64, sorted.
         table: alignment report by name. info: frame.json.
+        weights: of each teacher in the mean, see `relative_weights`; None: equal.
     """
 
     frame_id: str
@@ -62,6 +66,7 @@ class Frame:
     score_rows: np.ndarray
     table: dict[str, Any]
     info: dict[str, Any]
+    weights: dict[str, float] | None = None
 
     def mapped(self, name: str, x: np.ndarray) -> np.ndarray:
         """Vectors x [n, d] of a teacher in the frame, float64 [n, E]; the reference's come back unchanged."""
@@ -75,7 +80,10 @@ class Frame:
         """
         if set(vectors) != set(self.teachers):
             raise InputError(f"the consensus needs vectors of {self.teachers}, found {sorted(vectors)}")
-        total = sum(_unit_rows(self.mapped(name, vectors[name]), name) for name in self.teachers)
+        weights = self.weights or dict.fromkeys(self.teachers, 1.0)  # times 1 changes no bit
+        total = sum(
+            weights[name] * _unit_rows(self.mapped(name, vectors[name]), name) for name in self.teachers
+        )
         return _unit_rows(np.asarray(total), "consensus")
 
 
@@ -86,6 +94,31 @@ def _unit_rows(x: np.ndarray, who: str) -> np.ndarray:
             f"{who}: the vector of place {int(norms.argmin())} in its block has length 0, so no direction"
         )
     return x / norms
+
+
+def relative_weights(weights: Mapping[str, float] | None, teachers: Sequence[str]) -> dict[str, float] | None:
+    """Weights of all `teachers` relative to the largest, which is 1; None where all are equal, as without weights.
+
+    Args:
+        weights: by name, positive, of any magnitude; a teacher that is not named weighs 1.
+
+    Raises:
+        InputError: a name that is no teacher's, or a weight that is not a positive number.
+    """
+    given = dict(weights or {})
+    for name, weight in given.items():
+        if name not in teachers:
+            raise InputError(f"--weights: {name!r} is not among the teachers {list(teachers)}")
+        if not (math.isfinite(weight) and weight > 0):
+            raise InputError(
+                f"--weights: {name}={weight:g}; expected a positive number (leave a teacher out of --teachers to do "
+                "without it)"
+            )
+    # Of the decimals as written: .2 and .1 are the frame of 2 and 1, which their binary quotients need not be.
+    exact = {name: Fraction(repr(float(given.get(name, 1.0)))) for name in teachers}
+    largest = max(exact.values())
+    found = {name: float(weight / largest) for name, weight in exact.items()}
+    return None if len(set(found.values())) == 1 else found
 
 
 def open_teachers(out: Path, info: dict[str, Any], corpus: Corpus) -> dict[str, ShardSet]:
@@ -145,16 +178,22 @@ def fit_frame(
     sample_rows: int = 24_000,
     seed: int = 0,
     force: bool = False,
+    weights: Mapping[str, float] | None = None,
 ) -> Frame:
     """Fit every map of DIR and publish the frame; the same inputs and settings reuse what is there.
+
+    Other weights alone keep the maps.
 
     Args:
         sample_rows: rows of the fit, at most; a smaller corpus gives what it has.
         force: accept N/d under 10.
+        weights: see `relative_weights`.
 
     Raises:
-        InputError: see fit_map, score_map, open_teachers; or a map that is not above its shuffled control.
+        InputError: see fit_map, score_map, open_teachers, relative_weights; or a map that is not above its shuffled
+            control.
     """
+    relative = relative_weights(weights, [record["name"] for record in info["teachers"]])
     shards = open_teachers(out, info, corpus)
     inputs = {
         "version": VERSION,
@@ -173,6 +212,10 @@ def fit_frame(
         frame = open_frame(folder)
         for report in frame.table.values():  # the earlier fit may have been forced
             check_ratio(len(frame.fit_rows), report["dimensions"], "frame", force=force)
+        if frame.weights != relative:
+            sample = Sample(frame.fit_rows, frame.score_rows, frame.info["sample"])
+            _publish(folder, info, inputs, sample, frame.maps, frame.table, shards, relative)
+            return open_frame(folder)
         return frame
     chunk = shards[info["reference"]].manifest["shard_rows"]
     sample = stratified_sample(corpus, fit_rows=sample_rows, chunk_rows=chunk, seed=seed)
@@ -182,7 +225,7 @@ def fit_frame(
             name, shards[name], shards[info["reference"]], sample, corpus.groups, force=force, seed=seed
         )
         table[name]["dimensions"] = max(shards[name].width, shards[info["reference"]].width)
-    _publish(folder, info, inputs, sample, maps, table, shards)
+    _publish(folder, info, inputs, sample, maps, table, shards, relative)
     return open_frame(folder)
 
 
@@ -194,13 +237,18 @@ def _publish(
     maps: dict[str, WhitenedMap],
     table: dict[str, Any],
     shards: dict[str, ShardSet],
+    weights: dict[str, float] | None,
 ) -> None:
     reference = shards[info["reference"]]
     digests = {name: _map_digest(fitted) for name, fitted in maps.items()}
     identity = [[s.fingerprint, digests.get(name, "itself")] for name, s in shards.items()]
+    weighted = (
+        {"weights": weights} if weights else {}
+    )  # absent where equal: the id of a frame without weights
+    by_place = {"weights": [weights[name] for name in shards]} if weights else {}
     frame = {
         "kind": FRAME_KIND,
-        "frame_id": digest_json({"reference": reference.fingerprint, "teachers": identity}),
+        "frame_id": digest_json({"reference": reference.fingerprint, "teachers": identity, **by_place}),
         "reference": info["reference"],
         "teachers": list(shards),
         "width": reference.width,
@@ -208,6 +256,7 @@ def _publish(
         "sample": sample.how,
         "table": table,
         "inputs": inputs,
+        **weighted,
     }
     tensors = {"fit_rows": sample.fit, "score_rows": sample.score}
     for name, fitted in maps.items():
@@ -246,4 +295,5 @@ def open_frame(folder: str | Path) -> Frame:
         tensors["score_rows"],
         info["table"],
         info,
+        info.get("weights"),
     )

@@ -63,6 +63,10 @@ def _alignment(block: dict[str, Any]) -> str:
         lines.append(f"  {name:<18}" + "".join(f"{v:>{w}}" for v, (_, w) in zip(_cells(row), _COLUMNS)))
         lines += [f"    warning: {w}" for w in row["warnings"]]
     lines.append("  cosines are centred; in sample is for comparison only")
+    if "weights" in block:
+        lines.append(
+            "  weights of the mean: " + ", ".join(f"{name} {w:g}" for name, w in block["weights"].items())
+        )
     return "\n".join(lines)
 
 

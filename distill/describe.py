@@ -129,7 +129,10 @@ def _consensus(folder: Path) -> Facts:
     }
     frame = folder / "frame" / "frame.json"
     if frame.is_file():
-        facts["frame_id"] = read_json(frame).get("frame_id")
+        fitted = read_json(frame)
+        facts["frame_id"] = fitted.get("frame_id")
+        for name, weight in fitted.get("weights", {}).items():  # only there where unequal
+            facts["teachers"].get(name, {})["weight"] = weight
     if (folder / "targets" / "manifest.json").is_file():
         facts["targets"] = _shards(folder / "targets")
     return facts

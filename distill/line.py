@@ -9,7 +9,7 @@ Up to `train` a changed input is refused: hours of work hang on it. What comes a
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from captionbert.artifacts.files import (
 )
 from captionbert.consensus import build
 from captionbert.consensus.captions import open_corpus, prepare_corpus
-from captionbert.consensus.frames import open_frame
+from captionbert.consensus.frames import open_frame, relative_weights
 from captionbert.consensus.readers import open_source
 from captionbert.consensus.report import format_report
 from captionbert.consensus.shards import ShardSet, is_complete
@@ -47,6 +47,7 @@ class Plan:
         corpus: caption sources. teachers: words for `parse_teacher`; the first is the reference.
         out: folder of everything. recipe: a recipe's name or file. settings: "section.key=value" changes.
         minutes: training time, instead of the recipe's length. data: folder of STS files.
+        weights: of teachers in the consensus, by name; see `relative_weights`.
         exclude, column, held_out: see `prepare_corpus`. force: go on with fewer than 10 fit rows a coordinate.
     """
 
@@ -61,6 +62,7 @@ class Plan:
     column: str | None = None
     held_out: int = 2000
     force: bool = False
+    weights: Mapping[str, float] | None = None
 
 
 def run_line(plan: Plan, *, say: Say = print, redo: str | None = None) -> dict[str, Any]:
@@ -91,6 +93,7 @@ class _Line:
         names = [spec.name for spec in self.specs]
         if not names or len(set(names)) != len(names):
             raise InputError(f"--teachers: expected one or more teachers of different names, found {names}")
+        self.weights = relative_weights(plan.weights, names)
         self.recipe = _recipe(plan)
         self.consensus, self.run = plan.out / "consensus", plan.out / "run"
         self.model, self.final = plan.out / "model", plan.out / "run" / "checkpoints" / "final"
@@ -176,16 +179,18 @@ class _Line:
         folder = self.consensus / "frame"
 
         def inputs() -> dict[str, Any]:
-            """Digest of each teacher's shards, and whose coordinates the frame is."""
+            """Digest of each teacher's shards, whose coordinates the frame is, and unequal weights."""
             folders = {spec.name: self.consensus / "teachers" / spec.name for spec in self.specs}
             digests = {name: ShardSet.open(folder).digest for name, folder in folders.items()}
-            return {"teachers": digests, "reference": self.specs[0].name}
+            # Absent where equal: a line that was begun without weights goes on.
+            weights = {"weights": self.weights} if self.weights else {}
+            return {"teachers": digests, "reference": self.specs[0].name, **weights}
 
         def run() -> None:
             """Fit the maps, publish consensus/frame and tell the scores."""
             # Nothing to embed, but the list of teachers may be shorter now.
             self._embed_first(len(self.specs))
-            report = build.fit(self.consensus, force=self.plan.force)
+            report = build.fit(self.consensus, force=self.plan.force, weights=self.weights)
             self._tell(format_report({key: value for key, value in report.items() if key != "input"}))
 
         return Stage(
@@ -327,7 +332,8 @@ class _Line:
         """Refuse a recipe that cannot train on these captions: found now, not after hours of embedding."""
         from captionbert.train_accelerate import check_recipe
 
-        check_recipe(self.recipe, open_corpus(self.consensus / "corpus"))
+        width = build.known_width(self.plan.teachers[0], self.specs[0], self.consensus)  # of the reference
+        check_recipe(self.recipe, open_corpus(self.consensus / "corpus"), width)
 
     def _embed_first(self, count: int) -> None:
         """Embed with the first `count` teachers; those done already are only looked at."""

@@ -63,14 +63,28 @@ class ScheduleSection:
 
 @dataclass(frozen=True)
 class LossSection:
-    """InfoNCE at `temperature`, plus weight x mean squared difference per coordinate, plus weight x lookup loss."""
+    """Weights of the loss terms; 0 leaves a term out. Their formulas stand in training/losses.py.
+
+    The defaults are InfoNCE at `temperature` plus the mean squared difference per coordinate. Similarity and ranking
+    ask for angles between students alone, which any turn of the frame keeps: beside them contrast or mse is needed for
+    vectors that can be compared with the targets.
+    """
 
     temperature: float = 0.07
-    symmetric: bool = False
+    symmetric: bool = False  # InfoNCE in both directions: targets find students too
+    contrast_weight: float = 1.0  # of InfoNCE; 0: plain alignment by mse
     mse_weight: float = 1.0
-    lookup_weight: float = (
-        0.0  # of the designated head's missing attention to records; structured positions only
+    similarity_weight: float = 0.0  # of the squared differences of the batch's similarity matrices
+    ranking_weight: float = 0.0  # of the order of similarities to an anchor
+    ranking_margin: float = (
+        0.015  # cosine by which the teachers must, and the student shall, tell two pairs apart
     )
+    matryoshka_weight: float = 0.0  # of all the above on the first coordinates alone
+    matryoshka_dims: list[int] = field(
+        default_factory=list
+    )  # how many of them, each below the targets' width
+    # Of the designated head's missing attention to records; structured positions only.
+    lookup_weight: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -133,6 +147,17 @@ NOT_BINDING = (
     "gauges.tensorboard",
 )
 
+# Keys that came after runs had been stored. At their default they change nothing and stay out of `binding`, so that
+# such a run keeps its identity and can be resumed.
+ADDED_LATER = (
+    "loss.contrast_weight",
+    "loss.similarity_weight",
+    "loss.ranking_weight",
+    "loss.ranking_margin",
+    "loss.matryoshka_weight",
+    "loss.matryoshka_dims",
+)
+
 
 def recipe_names() -> list[str]:
     """Names of the recipes in this folder."""
@@ -183,8 +208,13 @@ def flat(recipe: Recipe) -> dict[str, Any]:
 
 
 def binding(recipe: Recipe) -> dict[str, Any]:
-    """The part of `flat(recipe)` that must not change when a run is resumed."""
-    return {key: value for key, value in flat(recipe).items() if key not in NOT_BINDING}
+    """The part of `flat(recipe)` that must not change when a run is resumed; see NOT_BINDING and ADDED_LATER."""
+    default = flat(Recipe(recipe.name))
+    return {
+        key: value
+        for key, value in flat(recipe).items()
+        if key not in NOT_BINDING and not (key in ADDED_LATER and value == default[key])
+    }
 
 
 def _find(source: str | Path) -> Path:
@@ -306,10 +336,43 @@ def _check(recipe: Recipe, where: str) -> None:
         if value is not None and not 0 < value < float("inf"):
             raise InputError(f"{where}: {key} must be a positive number, found {value}")
     not_negative = {
-        "loss.mse_weight": recipe.loss.mse_weight,
-        "loss.lookup_weight": recipe.loss.lookup_weight,
+        **{f"loss.{key}": value for key, value in vars(recipe.loss).items() if key.endswith("_weight")},
+        "loss.ranking_margin": recipe.loss.ranking_margin,
         "schedule.warmup": schedule.warmup,
     }
     for key, value in not_negative.items():
         if not 0 <= value < float("inf"):
             raise InputError(f"{where}: {key} must be a number of 0 or more, found {value}")
+    _check_loss(recipe.loss, where)
+
+
+def _check_loss(loss: LossSection, where: str) -> None:
+    """What the loss terms ask of one another; `training.losses.check_dims` adds what needs the targets' width."""
+    sentence = ("contrast_weight", "mse_weight", "similarity_weight", "ranking_weight")
+    if not any(getattr(loss, key) for key in sentence):
+        raise InputError(
+            f"{where}: {', '.join(f'loss.{key}' for key in sentence)} are all 0, so nothing would train the sentence "
+            "vectors; give at least one of them a positive weight (contrast and mse are 1 by default)"
+        )
+    if loss.ranking_margin >= 2:
+        raise InputError(
+            f"{where}: loss.ranking_margin must be below 2, the largest difference of two cosines, found "
+            f"{loss.ranking_margin}"
+        )
+    dims = loss.matryoshka_dims
+    wrong = [d for d in dims if not isinstance(d, int) or isinstance(d, bool) or d < 1]
+    if wrong:
+        raise InputError(
+            f"{where}: loss.matryoshka_dims must be whole numbers of coordinates from 1 to below the targets' width, "
+            f"found {wrong[0]!r}"
+        )
+    twice = sorted({d for d in dims if dims.count(d) > 1})
+    if twice:
+        raise InputError(
+            f"{where}: loss.matryoshka_dims names {twice[0]} more than once; name each width once"
+        )
+    if bool(dims) != bool(loss.matryoshka_weight):
+        raise InputError(
+            f"{where}: loss.matryoshka_weight is {loss.matryoshka_weight:g} and loss.matryoshka_dims {dims}; the term "
+            "needs both a positive weight and at least one width (e.g. 1.0 and [64, 128, 256]), or neither"
+        )

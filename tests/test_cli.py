@@ -545,3 +545,25 @@ def test_probe_show_writes_a_page(structured_folder: Path, folder: Path, tmp_pat
     assert "<!doctype html>" in (tmp_path / "p.html").read_text(encoding="utf-8")
     assert main([*words, str(folder)]) == 2
     assert main([*words, str(folder), "--head", "1:1"]) == 0
+
+
+def test_consensus_weights_reach_the_fit_and_imply_it(monkeypatch, tmp_path: Path) -> None:
+    from captionbert.artifacts.files import write_json
+
+    write_json(tmp_path / "report.json", {"kind": "consensus-report"})
+    runs = {name: Recorder() for name in ("embed", "fit", "targets")}
+    for name, run in runs.items():
+        monkeypatch.setattr(f"captionbert.consensus.build.{name}", run)
+    words = ["consensus", "targets", "--out", str(tmp_path), "--weights", "mpnet=2, minilm=.5"]
+    assert main(words) == 0
+    assert runs["fit"].kwargs["weights"] == {"mpnet": 2.0, "minilm": 0.5}
+    assert main([*words, "--corpus", "a.txt", "--teachers", "mpnet,minilm"]) == 0
+    assert runs["embed"].kwargs["weights"] == {"mpnet": 2.0, "minilm": 0.5}
+
+
+@pytest.mark.parametrize("text", ["mpnet", "mpnet=much", "=2", "mpnet=1,mpnet=2", ""])
+def test_consensus_weights_that_cannot_be_read(text: str, tmp_path: Path, capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["consensus", "fit", "--out", str(tmp_path), "--weights", text])
+    assert end.value.code == 2
+    assert "expected NAME=NUMBER,NAME=NUMBER, each name once" in capsys.readouterr().err

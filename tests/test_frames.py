@@ -11,9 +11,13 @@ import pytest
 from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.files import write_json
 from captionbert.consensus.build import embed, open_consensus
-from captionbert.consensus.frames import Frame, fit_frame, open_frame
+from captionbert.consensus.build import fit as fit_and_report
+from captionbert.consensus.build import targets as build_targets
+from captionbert.consensus.frames import Frame, fit_frame, open_frame, relative_weights
+from captionbert.consensus.report import format_report
 from captionbert.consensus.shards import ShardSet
 from captionbert.consensus.teachers import teacher_from_function
+from captionbert.distill.describe import describe
 
 # By name: the test folder is no package.
 sys.path.append(str(Path(__file__).parent))
@@ -158,3 +162,78 @@ def test_a_damaged_frame_is_refused(embedded: Path) -> None:
         open_frame(embedded / "frame")
     with pytest.raises(InputError, match="no frame there"):
         open_frame(embedded / "gone")
+
+
+def test_weights_are_those_of_the_mean_and_part_of_the_frame(embedded: Path) -> None:
+    plain = fitted(embedded)
+    written = (embedded / "frame" / "maps.safetensors").read_bytes()
+    frame = fitted(embedded, weights={"ref": 2.0, "slim": 0.5})
+    assert frame.weights == {"ref": 1.0, "wide": 0.5, "slim": 0.25}
+    assert (embedded / "frame" / "maps.safetensors").read_bytes() == written  # the maps stay
+    rows = np.array([3, 400, 77])
+    x = {n: ShardSet.open(embedded / "teachers" / n).read(rows).astype(float) for n in frame.teachers}
+    parts = {name: unit(plain.mapped(name, x[name])) for name in frame.teachers}
+    expected = unit(2 * parts["ref"] + parts["wide"] + 0.5 * parts["slim"])
+    np.testing.assert_allclose(frame.consensus(x), expected, atol=1e-12)
+    assert open_frame(embedded / "frame").frame_id == frame.frame_id != plain.frame_id
+    assert fitted(embedded, weights={"ref": 2.0, "slim": 0.25}).frame_id not in (
+        frame.frame_id,
+        plain.frame_id,
+    )
+    assert fitted(embedded, weights={"ref": 4, "wide": 2, "slim": 1}).frame_id == frame.frame_id
+
+
+def test_equal_weights_of_any_magnitude_are_no_weights(embedded: Path) -> None:
+    plain = fitted(embedded)
+    files = {p.name: p.read_bytes() for p in (embedded / "frame").iterdir()}
+    build_targets(embedded)
+    targets = {p.name: p.read_bytes() for p in (embedded / "targets").iterdir()}
+    shutil.rmtree(embedded / "frame")
+    shutil.rmtree(embedded / "targets")
+    assert fitted(embedded, weights={"ref": 0.3, "wide": 0.3, "slim": 0.3}).weights is None
+    build_targets(embedded)
+    assert {p.name: p.read_bytes() for p in (embedded / "frame").iterdir()} == files
+    assert {p.name: p.read_bytes() for p in (embedded / "targets").iterdir()} == targets
+    fitted(embedded, weights={"ref": 2.0})
+    assert fitted(embedded).frame_id == plain.frame_id  # and back again
+
+
+def test_weights_are_in_the_report_and_old_targets_are_refused(embedded: Path) -> None:
+    fitted(embedded)
+    build_targets(embedded)
+    report = fit_and_report(embedded, weights={"wide": 3.0})
+    assert report["alignment"]["weights"]["wide"] == 1.0
+    assert "weights of the mean: ref 0.333333, wide 1, slim 0.333333" in format_report(report)
+    assert describe(embedded)["teachers"]["slim"]["weight"] == pytest.approx(1 / 3)
+    with pytest.raises(InputError, match=r"holds targets of frame .*remove that folder"):
+        build_targets(embedded)
+    assert "weights" not in fit_and_report(embedded)["alignment"]
+    assert "weight" not in describe(embedded)["teachers"]["slim"]
+
+
+def test_weights_are_compared_as_decimals() -> None:
+    names = ["a", "b"]
+    assert relative_weights({"a": 0.1, "b": 0.3}, names) == relative_weights({"a": 1, "b": 3}, names)
+    assert relative_weights(None, names) is None
+    assert relative_weights({"a": 1.0}, names) is None  # the other weighs 1
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"wild": 2.0}, r"--weights: 'wild' is not among the teachers \['ref', 'wide', 'slim'\]"),
+        ({"wide": 0.0}, r"--weights: wide=0; expected a positive number"),
+        ({"wide": -1.0}, r"--weights: wide=-1; expected a positive number"),
+        ({"wide": float("nan")}, r"--weights: wide=nan; expected a positive number"),
+        ({"wide": float("inf")}, r"--weights: wide=inf; expected a positive number"),
+    ],
+)
+def test_weights_that_cannot_be(
+    embedded: Path, weights: dict[str, float], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        fitted(embedded, weights=weights)
+    assert not (embedded / "frame").exists()
+    teachers = [toy("ref", 12), toy("wide", 20), toy("slim", 8)]
+    with pytest.raises(InputError, match=message):
+        embed(["nowhere.txt"], teachers, tmp_path / "new", weights=weights)  # before anything is read

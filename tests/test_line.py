@@ -120,6 +120,20 @@ def test_every_stage_runs_once_and_is_then_skipped(line: Line) -> None:
     ]
 
 
+def test_unequal_weights_are_an_input_of_the_fit(line: Line) -> None:
+    with pytest.raises(InputError, match=r"--weights: 'huge' is not among the teachers \['large', 'small'\]"):
+        line.go(weights={"huge": 2.0})
+    assert did(line.go(weights={"large": 3.0, "small": 3.0})) == []
+    with pytest.raises(InputError, match=r"weights was absent, is \{'large': 1\.0, 'small': 0\.5\}"):
+        line.go(weights={"large": 2.0})
+
+
+def test_widths_that_the_reference_has_not_are_found_before_it_embeds(line: Line, tmp_path: Path) -> None:
+    settings = (*line.settings, "loss.matryoshka_weight=1", "loss.matryoshka_dims=[384]")
+    with pytest.raises(InputError, match="names 384, the targets are 384 wide"):
+        line.go(teachers=("minilm",), out=tmp_path / "out", settings=settings, force=True)
+
+
 def test_the_log_tells_the_gauges_and_where_everything_lies(line: Line) -> None:
     log = "\n".join(line.first)
     for words in (

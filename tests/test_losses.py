@@ -1,11 +1,14 @@
 """The losses against values computed by hand, and law 1."""
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from captionbert.artifacts.errors import InputError
+from captionbert.recipes import LossSection
 from captionbert.training import losses
 from captionbert.training.losses import SharedForwardError, View
 
@@ -99,3 +102,165 @@ def test_law_1_honest_views_pass() -> None:
 def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> None:
     with pytest.raises(InputError, match=r"loss\.temperature"):
         losses.check_temperature(temperature)
+
+
+# ---- terms over pairs and widths, against loops in fp64 ----
+
+ROWS, WIDTH = 11, 12
+GROUPS = [0, 1, 1, 3, 4, 5, 6, 1, 8, 9, 0]  # equal texts beside one another, apart, and across the cyclic end
+EVERY = LossSection(
+    symmetric=True,
+    similarity_weight=3.0,
+    ranking_weight=2.0,
+    ranking_margin=0.1,
+    matryoshka_weight=0.5,
+    matryoshka_dims=[2, 7],
+)
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+@pytest.fixture
+def batch() -> tuple[np.ndarray, np.ndarray]:
+    """Student and target, unit float64 [11, 12]."""
+    random = np.random.default_rng(5)
+    return unit(random.standard_normal((ROWS, WIDTH))), unit(random.standard_normal((ROWS, WIDTH)))
+
+
+def slow_contrast(s: np.ndarray, t: np.ndarray, temperature: float, *, symmetric: bool) -> float:
+    total = []
+    for one, other in ((s, t), (t, s)) if symmetric else ((s, t),):
+        for i in range(len(s)):
+            rivals = [j for j in range(len(s)) if j == i or GROUPS[j] != GROUPS[i]]
+            top = math.exp(one[i] @ other[i] / temperature)
+            total.append(-math.log(top / sum(math.exp(one[i] @ other[j] / temperature) for j in rivals)))
+    return sum(total) / len(total)
+
+
+def slow_similarity(s: np.ndarray, t: np.ndarray) -> float:
+    n = range(len(s))
+    values = [(s[i] @ s[j] - t[i] @ t[j]) ** 2 for i in n for j in n if i != j and GROUPS[i] != GROUPS[j]]
+    return sum(values) / len(values)
+
+
+def slow_ranking(s: np.ndarray, t: np.ndarray, margin: float) -> float:
+    values = []
+    for i in range(len(s)):
+        for j in range(len(s)):
+            k = (j + 1) % len(s)
+            if len({GROUPS[i], GROUPS[j], GROUPS[k]}) < 3:
+                continue
+            near, far = (j, k) if t[i] @ t[j] > t[i] @ t[k] else (k, j)
+            if t[i] @ t[near] - t[i] @ t[far] > margin:
+                values.append(max(0.0, margin - (s[i] @ s[near] - s[i] @ s[far])))
+    return sum(values) / len(values)
+
+
+def slow_sentence(s: np.ndarray, t: np.ndarray, loss: LossSection) -> float:
+    return (
+        loss.contrast_weight * slow_contrast(s, t, loss.temperature, symmetric=loss.symmetric)
+        + loss.mse_weight * ((s - t) ** 2).mean()
+        + loss.similarity_weight * slow_similarity(s, t)
+        + loss.ranking_weight * slow_ranking(s, t, loss.ranking_margin)
+    )
+
+
+def found_terms(batch: tuple[np.ndarray, np.ndarray], loss: LossSection, **options) -> dict[str, float]:
+    student, target = (torch.from_numpy(x).float() for x in batch)
+    terms = losses.sentence_terms(student, target, torch.tensor(GROUPS), loss, **options)
+    return {name: float(value) for name, value in terms.items()}
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_every_term_is_its_formula(batch, symmetric: bool) -> None:
+    loss = replace(EVERY, symmetric=symmetric)
+    s, t = batch
+    expected = {
+        "contrast": slow_contrast(s, t, loss.temperature, symmetric=symmetric),
+        "mse": float(((s - t) ** 2).mean()),
+        "similarity": slow_similarity(s, t),
+        "ranking": slow_ranking(s, t, loss.ranking_margin),
+        "matryoshka": sum(slow_sentence(unit(s[:, :d]), unit(t[:, :d]), loss) for d in (2, 7)) / 2,
+    }
+    assert found_terms(batch, loss) == pytest.approx(expected, rel=1e-5)
+    assert losses.weighted(found_terms(batch, loss), loss) == pytest.approx(
+        slow_sentence(s, t, loss) + 0.5 * expected["matryoshka"], rel=1e-5
+    )
+
+
+def test_rows_apart_sum_to_the_rows_together(batch) -> None:
+    loss = LossSection(matryoshka_weight=1.0, matryoshka_dims=[3])
+    student, target = (torch.from_numpy(x).float() for x in batch)
+    whole = found_terms(batch, loss)
+    sums = dict.fromkeys(whole, 0.0)
+    for own in (torch.tensor([7, 0, 3]), torch.tensor([1, 2, 4, 5, 6, 8, 9, 10])):
+        part = losses.sentence_terms(student[own], target, torch.tensor(GROUPS), loss, own)
+        sums = {name: sums[name] + float(part[name]) for name in sums}
+    assert sums == pytest.approx(whole, rel=1e-5)
+    with pytest.raises(ValueError, match="need the whole batch at once"):
+        losses.sentence_terms(student[:3], target, torch.tensor(GROUPS), EVERY, torch.arange(3))
+
+
+def test_a_student_equal_to_its_targets_pays_nothing_but_contrast(batch) -> None:
+    _, target = batch
+    terms = found_terms((target, target), EVERY)
+    assert [terms[name] for name in ("mse", "similarity", "ranking")] == [0.0, 0.0, 0.0]
+    terms = found_terms((-target, target), EVERY)  # turned about: the same angles, other places
+    assert (terms["similarity"], terms["ranking"]) == (0.0, 0.0)
+    assert terms["mse"] > 0.1
+
+
+def test_equal_texts_are_no_pairs(batch) -> None:
+    groups, one = torch.tensor(GROUPS), torch.zeros(ROWS, dtype=torch.int64)
+    distinct = losses.distinct_pairs(groups)
+    assert not distinct[1, 2]
+    assert not distinct[2, 7]
+    assert not distinct.diagonal().any()
+    assert int(distinct.sum()) == ROWS**2 - (9 + 4 + 6)
+    none = losses.distinct_pairs(one)  # a batch of one text has no pair: 0, not nan
+    pairs = [losses.similarities(torch.from_numpy(x).float()) for x in batch]
+    assert float(losses.similarity_loss(*pairs, none)) == 0.0
+    assert float(losses.ranking_loss(*pairs, none, 0.1)) == 0.0
+
+
+def test_a_term_of_weight_0_is_neither_computed_nor_followed(batch) -> None:
+    assert losses.term_names(LossSection()) == ("contrast", "mse", "lookup")
+    assert set(found_terms(batch, LossSection())) == {"contrast", "mse"}
+    assert losses.term_names(EVERY) == ("contrast", "mse", "lookup", "similarity", "ranking", "matryoshka")
+    aligned = LossSection(contrast_weight=0.0)  # the manner of LEAF
+    student = torch.from_numpy(batch[0]).float().requires_grad_()
+    target = torch.from_numpy(batch[1]).float()
+    terms = losses.sentence_terms(student, target, torch.tensor(GROUPS), aligned)
+    losses.weighted(terms, aligned).backward()
+    assert student.grad is not None
+    assert torch.allclose(student.grad, 2 * (student - target).detach() / student.numel())
+
+
+@pytest.mark.parametrize(
+    ("loss", "coupled"),
+    [
+        (LossSection(), False),
+        (LossSection(contrast_weight=0.0), False),
+        (LossSection(matryoshka_weight=1.0, matryoshka_dims=[3]), False),
+        (LossSection(symmetric=True), True),
+        (LossSection(similarity_weight=1.0), True),
+        (LossSection(ranking_weight=1.0), True),
+    ],
+)
+def test_which_terms_couple_the_rows_of_a_batch(loss: LossSection, coupled: bool) -> None:
+    assert losses.couples_rows(loss) == coupled
+
+
+def test_widths_must_be_below_that_of_the_targets() -> None:
+    losses.check_dims([1, 767], 768)
+    with pytest.raises(InputError, match=r"loss\.matryoshka_dims names 768, the targets are 768 wide"):
+        losses.check_dims([64, 768], 768)
+
+
+def test_similarities_stay_fp32_inside_autocast() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        found = losses.similarities(TARGET)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, TARGET @ TARGET.T)

@@ -78,6 +78,18 @@ def test_an_override_wins_and_is_typed() -> None:
         ("compute.precision=fp8", r"compute\.precision must be one of auto, fp32, bf16, fp16, found 'fp8'"),
         ("schedule.steps=5", r"exactly one of .*found steps, minutes"),
         ("schedule.minutes=null", r"exactly one of .*found none"),
+        ("loss.contrast_weight=-1", r"loss\.contrast_weight must be a number of 0 or more, found -1"),
+        ("loss.ranking_margin=2", r"loss\.ranking_margin must be below 2"),
+        ("loss={contrast_weight: 0, mse_weight: 0, lookup_weight: 1}", r"are all 0, so nothing would train"),
+        (
+            "loss.matryoshka_weight=1",
+            r"loss\.matryoshka_weight is 1 and loss\.matryoshka_dims \[\]; .*needs both",
+        ),
+        ("loss.matryoshka_dims=[64]", r"loss\.matryoshka_weight is 0 and .*\[64\]; .*needs both"),
+        ("loss={matryoshka_weight: 1, matryoshka_dims: [8, 8]}", r"names 8 more than once"),
+        ("loss={matryoshka_weight: 1, matryoshka_dims: [8, 0]}", r"must be whole numbers .*found 0"),
+        ("loss={matryoshka_weight: 1, matryoshka_dims: [8.5]}", r"must be whole numbers .*found 8\.5"),
+        ("loss.matryoshka_dims=64", r"loss\.matryoshka_dims must be list, found 64"),
         ("schedule.warmup=-1", r"schedule\.warmup must be a number of 0 or more"),
         ("seed.low=1", r"'seed' is a value, not a section"),
         ("schedule.batch_size", r"expected section\.key=value"),
@@ -112,3 +124,19 @@ def test_paths_may_differ_on_resumption_and_settings_may_not(tmp_path: Path) -> 
     base = binding(load_recipe(file))
     assert binding(load_recipe(file, ["data.corpus=elsewhere", "checkpoint.minutes=1"])) == base
     assert binding(load_recipe(file, ["loss.symmetric=true"])) != base
+
+
+# loss.* of a run stored before the terms of 2026-12; a new key must not change the identity of such a run.
+FIRST_LOSS_KEYS = {"temperature", "symmetric", "mse_weight", "lookup_weight"}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_later_loss_keys_enter_the_identity_only_when_they_say_something(name: str) -> None:
+    base = binding(load_recipe(name))
+    assert {key.removeprefix("loss.") for key in base if key.startswith("loss.")} == FIRST_LOSS_KEYS
+    for change in ("contrast_weight=0.5", "similarity_weight=1", "ranking_weight=1", "ranking_margin=0.1"):
+        key = f"loss.{change.split('=')[0]}"
+        changed = binding(load_recipe(name, [f"loss.{change}"]))
+        assert {k for k in changed if base.get(k) != changed[k]} == {key}
+    changed = binding(load_recipe(name, ["loss.matryoshka_weight=1", "loss.matryoshka_dims=[64]"]))
+    assert changed["loss.matryoshka_dims"] == [64]

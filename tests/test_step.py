@@ -14,6 +14,7 @@ from captionbert.artifacts.errors import InputError
 from captionbert.benchmarks import batch_equivalence
 from captionbert.encoding_captionbert import batch_vectors
 from captionbert.probes.word_records import LookupTargets
+from captionbert.recipes import LossSection
 from captionbert.training.batches import StepBatch
 from captionbert.training.losses import SharedForwardError
 from captionbert.training.step import (
@@ -28,7 +29,9 @@ from captionbert.training.step import (
 from captionbert.training.student import pointing_encode
 
 CPU = torch.device("cpu")
-SETTINGS = StepSettings(0.07, False, 1.0, 1.0, "fp32", 64, padded=False)
+SETTINGS = StepSettings(LossSection(), 1.0, "fp32", 64, padded=False)
+SYMMETRIC = LossSection(symmetric=True)
+LOSSES = pytest.mark.parametrize("loss", batch_equivalence.LOSSES.values(), ids=batch_equivalence.LOSSES)
 
 
 @pytest.fixture
@@ -47,11 +50,11 @@ def gradient_of(model, batch: StepBatch, settings: StepSettings, **options) -> t
     return torch.cat([sums.float()] + [p.grad.reshape(-1) for p in model.parameters()])
 
 
-@pytest.mark.parametrize("symmetric", [False, True])
+@LOSSES
 @pytest.mark.parametrize("padded", [False, True])
-def test_micro_batches_do_not_change_loss_or_gradient(tiny_model, symmetric: bool, padded: bool) -> None:
+def test_micro_batches_do_not_change_loss_or_gradient(tiny_model, loss: LossSection, padded: bool) -> None:
     batch = make_batch(64, tiny_model.config.vocab_size, tiny_model.config.projection_dim)
-    settings = replace(SETTINGS, symmetric=symmetric, padded=padded)
+    settings = replace(SETTINGS, loss=loss, padded=padded)
     whole = gradient_of(tiny_model, batch, replace(settings, micro_batch_tokens=1 << 20))
     cut = gradient_of(tiny_model, batch, settings)
     assert float((whole - cut).abs().max() / whole.abs().max()) < 1e-6
@@ -64,12 +67,13 @@ def test_micro_batches_do_not_change_the_lookup_loss(pointing_model, symmetric: 
     batch = batch_equivalence.make_batch(
         64, config.vocab_size, config.projection_dim, slice(None), lookup=True
     )
-    settings = replace(SETTINGS, symmetric=symmetric, padded=padded, lookup_weight=0.1)
+    loss = LossSection(symmetric=symmetric, lookup_weight=0.1)
+    settings = replace(SETTINGS, loss=loss, padded=padded)
     whole = gradient_of(pointing_model, batch, replace(settings, micro_batch_tokens=1 << 20))
     cut = gradient_of(pointing_model, batch, settings)
     assert float((whole - cut).abs().max() / whole.abs().max()) < 1e-6
     assert float(whole[2]) > 1.0  # an untrained head spreads its attention
-    without = gradient_of(pointing_model, batch, replace(settings, lookup_weight=0.0))
+    without = gradient_of(pointing_model, batch, replace(settings, loss=replace(loss, lookup_weight=0.0)))
     assert float((whole[3:] - without[3:]).abs().max()) > 1e-4
 
 
@@ -80,7 +84,7 @@ def test_a_batch_without_eligible_words_still_trains_the_sentence_loss(pointing_
     )
     assert batch.lookups is not None
     none = LookupTargets(*(x[:0] for x in vars(batch.lookups).values()))
-    settings = replace(SETTINGS, lookup_weight=0.1)
+    settings = replace(SETTINGS, loss=LossSection(lookup_weight=0.1))
     empty = gradient_of(pointing_model, replace(batch, lookups=none), settings)
     plain = gradient_of(pointing_model, replace(batch, lookups=None), settings)
     assert torch.equal(empty, plain)
@@ -90,7 +94,7 @@ def test_a_batch_without_eligible_words_still_trains_the_sentence_loss(pointing_
 def test_bf16_replay_of_the_symmetric_loss_reaches_every_weight(tiny_model) -> None:
     # Casts cached by the pass without a graph must not serve the pass with one.
     batch = make_batch(64, tiny_model.config.vocab_size, tiny_model.config.projection_dim)
-    settings = replace(SETTINGS, symmetric=True, precision="bf16")
+    settings = replace(SETTINGS, loss=SYMMETRIC, precision="bf16")
     whole = gradient_of(tiny_model, batch, replace(settings, micro_batch_tokens=1 << 20))
     cut = gradient_of(tiny_model, batch, settings)
     assert float((whole - cut).norm() / whole.norm()) < 0.03
@@ -110,7 +114,7 @@ def test_one_and_two_processes_and_eight_pieces_agree(tmp_path: Path, capsys, pr
     status = batch_equivalence.main(options)
     report = json.loads(capsys.readouterr().out)
     assert status == 0, report
-    for name in ("one-way", "symmetric"):
+    for name in batch_equivalence.LOSSES:
         assert set(report[name]) == {"8 x 32", "2 processes"}
 
 
@@ -125,7 +129,7 @@ def test_a_student_that_is_its_own_target_is_refused(tiny_model) -> None:
 
 def test_a_temperature_of_zero_is_refused() -> None:
     with pytest.raises(InputError, match=r"loss\.temperature is 0"):
-        replace(SETTINGS, temperature=0.0)
+        replace(SETTINGS, loss=LossSection(temperature=0.0))
 
 
 def test_clipping_shortens_to_the_norm_and_undoes_the_scale() -> None:

@@ -106,6 +106,54 @@ def test_a_kill_at_any_moment_is_exact(tmp_path: Path, recipe_file: Path, whole_
     assert digests(run) == digests(whole_run), log.read_text()
 
 
+TERMS = "loss={similarity_weight: 20, ranking_weight: 5, matryoshka_weight: 0.5, matryoshka_dims: [6, 12]}"
+
+
+def test_a_run_with_every_loss_term_learns_tells_them_and_resumes_exactly(
+    tmp_path: Path, recipe_file: Path
+) -> None:
+    recipe = recipe_with(recipe_file, TERMS)
+    train_accelerate.run(recipe, tmp_path / "whole")
+    train_accelerate.run(recipe, tmp_path / "cut", stop_after=11)
+    train_accelerate.run(recipe, tmp_path / "cut")
+    assert digests(tmp_path / "whole") == digests(tmp_path / "cut")
+    names = {"similarity", "ranking", "matryoshka"}
+    first, *_, last = train_accelerate.read_metrics(tmp_path / "whole")["curve"]
+    assert set(first["terms"]) == names
+    assert all(last["terms"][name] < first["terms"][name] for name in names)
+    lines = (tmp_path / "whole" / "checkpoints" / "metrics.jsonl").read_text().splitlines()
+    line = json.loads(lines[-1])
+    assert names | {"info_nce", "mse"} <= line.keys()
+    parts = (1, "info_nce"), (1, "mse"), (20, "similarity"), (5, "ranking"), (0.5, "matryoshka")
+    assert line["loss"] == pytest.approx(sum(weight * line[name] for weight, name in parts))
+
+
+def test_a_run_without_the_later_terms_tells_what_it_always_told(whole_run: Path) -> None:
+    line = json.loads((whole_run / "checkpoints" / "metrics.jsonl").read_text().splitlines()[-1])
+    told = ["step", "loss", "info_nce", "mse", "learning_rate", "gradient_norm", "loss_scale", "skipped"]
+    assert list(line) == told
+    assert all("terms" not in point for point in train_accelerate.read_metrics(whole_run)["curve"])
+
+
+def test_a_run_stored_before_the_later_loss_keys_goes_on(
+    tmp_path: Path, recipe_file: Path, whole_run: Path
+) -> None:
+    run = tmp_path / "run"
+    train_accelerate.run(load_recipe(recipe_file), run, stop_after=5)
+    identity = json.loads((run / "config" / "identity.json").read_text())
+    kept = {"temperature", "symmetric", "mse_weight", "lookup_weight"}
+    assert {k.split(".")[1] for k in identity["recipe"] if k.startswith("loss.")} == kept  # as stored then
+    file = run / "config" / "recipe.yaml"
+    stored = yaml.safe_load(file.read_text())
+    stored["loss"] = {key: stored["loss"][key] for key in kept}
+    os.chmod(file, 0o644)
+    file.write_text(yaml.safe_dump(stored))
+    with pytest.raises(InputError, match=r"recipe\.loss\.ranking_weight: started with None, now 1\.0"):
+        train_accelerate.run(recipe_with(recipe_file, "loss.ranking_weight=1"), run)
+    train_accelerate.run(load_recipe(recipe_file), run)
+    assert digests(run) == digests(whole_run)
+
+
 @pytest.fixture(scope="module")
 def paragraphs(tmp_path_factory: pytest.TempPathFactory, captions: list[str]) -> Path:
     """A consensus of captions that repeat their words."""
@@ -323,6 +371,7 @@ def test_law_17_targets_of_another_frame(tmp_path: Path, recipe_file: Path) -> N
     ("override", "message"),
     [
         ("schedule.batch_size=512", "fewer than one batch of 512"),
+        ("loss={matryoshka_weight: 1, matryoshka_dims: [24]}", "names 24, the targets are 24 wide"),
         ("schedule={epochs: 0.1, batch_size: 32}", "the schedule has 0 steps"),
         ("data.rows=5000", r"data\.rows asks for 5000 training captions, the corpus has 190"),
         ("data.max_length=500", r"data\.max_length is 500; it must lie in 2\.\.128"),

@@ -1,6 +1,6 @@
 """What is measured while training, and the files it goes to.
 
-    checkpoints/metrics.json   the curve: target cosine, effective rank with CV, dev Spearman
+    checkpoints/metrics.json   the curve: target cosine, effective rank with CV, dev Spearman, held-out loss terms
     checkpoints/metrics.jsonl  a line each `log_every` steps: loss, learning rate, gradient norm
     checkpoints/timing.jsonl   sentences a second and the like: the only file that holds a clock
 
@@ -18,15 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.files import publish_file, write_json
 from captionbert.probes.geometry import geometry, target_cosine
 from captionbert.probes.scored_pairs import pair_spearman
 from captionbert.probes.word_records import LookupTargets
+from captionbert.recipes import LossSection
+from captionbert.training.losses import OPTIONAL, sentence_terms, term_names
 
 METRICS_KIND = "training-metrics"
 _LEAST_ROWS = 8  # fewer rows have no meaningful spectrum
+_MOST_ROWS = 4096  # of the held-out loss terms, which compare all pairs: a matrix of them is 64 MiB
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Validation:
     pair_ids: list[list[int]]  # first sentences, then second sentences
     scores: np.ndarray | None
     lookups: LookupTargets | None = None  # of `ids`, where a lookup loss is trained
+    loss: LossSection | None = None  # its optional terms are measured too
+    groups: np.ndarray | None = None  # text identity [n] of the captions; None: all differ
 
 
 # Ids of n texts, and lookup queries if any, to float32 unit vectors [n, E] in order and how the queries were read.
@@ -56,7 +62,29 @@ def evaluate(embed: Embed, validation: Validation, step: int) -> dict[str, Any]:
         point["dev_spearman"] = pair_spearman(embed(validation.pair_ids, None)[0], validation.scores)
     if lookup is not None:
         point["lookup"] = lookup
+    if terms := held_out_terms(vectors, validation):
+        point["terms"] = terms
     return point
+
+
+def held_out_terms(vectors: np.ndarray, validation: Validation) -> dict[str, float]:
+    """Similarity, ranking and matryoshka loss of the held-out captions as one batch, those that the recipe trains.
+
+    Of more than 4,096 captions as many, spread evenly.
+
+    Args:
+        vectors: of the student, [n, E]. Their number is seldom that of a training batch, so matryoshka, which holds
+            InfoNCE, is to be compared between evaluations and not with the training line.
+    """
+    loss = validation.loss
+    wanted = [name for name in term_names(loss) if name in OPTIONAL] if loss else []
+    if loss is None or not wanted:
+        return {}
+    groups = np.arange(len(vectors)) if validation.groups is None else validation.groups
+    some = np.linspace(0, len(vectors) - 1, min(len(vectors), _MOST_ROWS)).astype(np.int64)
+    student, target, texts = (torch.from_numpy(x[some]) for x in (vectors, validation.targets, groups))
+    found = sentence_terms(student, target, texts, loss)
+    return {name: float(found[name]) for name in wanted}
 
 
 def best_value(point: dict[str, Any]) -> tuple[str, float]:
@@ -76,6 +104,8 @@ def describe(point: dict[str, Any]) -> str:
     if "lookup" in point:
         lookup = point["lookup"]
         line += f", lookup {lookup['top_one']:.1%} of {lookup['queries']} (probability {lookup['probability']:.3f})"
+    for name, value in point.get("terms", {}).items():
+        line += f", {name} {value:.4f}"
     return line
 
 

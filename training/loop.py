@@ -27,10 +27,12 @@ from captionbert.training import checkpoints
 from captionbert.training.batches import Loader
 from captionbert.training.checkpoints import TrainingState
 from captionbert.training.gauges import MetricsFiles, Validation, best_value, describe, evaluate
+from captionbert.training.losses import ALWAYS
 from captionbert.training.order import Plan, cut_by_tokens, step_seed
 from captionbert.training.schedule import learning_rate
 from captionbert.training.step import (
     Encode,
+    StepLoss,
     StepSettings,
     encode_part,
     precision_context,
@@ -240,9 +242,7 @@ def _update(session: Session, batch: Any, clock: _Clock, bar: Any) -> None:
     values = {
         "step": state.step,
         "loss": loss.total,
-        "info_nce": loss.contrast,
-        "mse": loss.mse,
-        **({"lookup": loss.lookup} if batch.lookups is not None else {}),
+        **_named(loss, looks_up=batch.lookups is not None),
         "learning_rate": rate,
         "gradient_norm": norm if np.isfinite(norm) else None,
         "loss_scale": scale.value,
@@ -250,12 +250,19 @@ def _update(session: Session, batch: Any, clock: _Clock, bar: Any) -> None:
     }
     timing = {"step": state.step, "time": time.time(), **clock.lap()}
     MetricsFiles(session.folder).log(values, timing)
+    added = "".join(f"{name} {value:.4f}, " for name, value in loss.terms.items() if name not in ALWAYS)
     bar.set_postfix_str(
-        f"loss {loss.total:.3f}, {timing['sentences_per_second']:.0f} sentences/s", refresh=False
+        f"loss {loss.total:.3f}, {added}{timing['sentences_per_second']:.0f} sentences/s", refresh=False
     )
     if session.log_scalars:
         scalars = {key: float(v) for key, v in values.items() if v is not None and key != "step"}
         session.log_scalars(scalars | {"sentences_per_second": timing["sentences_per_second"]}, state.step)
+
+
+def _named(loss: StepLoss, *, looks_up: bool) -> dict[str, float]:
+    """The terms under the names that metrics.jsonl gives them; lookup only where the recipe trains it."""
+    names = {"contrast": "info_nce"}
+    return {names.get(n, n): value for n, value in loss.terms.items() if looks_up or n != "lookup"}
 
 
 def _evaluate(session: Session) -> None:
@@ -277,7 +284,9 @@ def _evaluate(session: Session) -> None:
     if session.log_scalars:
         flat = {
             k: float(v)
-            for k, v in (point | point.get("geometry", {}) | point.get("lookup", {})).items()
+            for k, v in (
+                point | point.get("geometry", {}) | point.get("lookup", {}) | point.get("terms", {})
+            ).items()
             if isinstance(v, int | float)
         }
         session.log_scalars(

@@ -1,11 +1,11 @@
 """One optimizer step: gradients of the full-batch loss whatever the micro-batches and processes, clipping,
 Adam.
 
-One-way rows need only their own vector and all targets: each micro-batch is run forward and backward by
-itself.
-The symmetric loss couples all students of the batch: their vectors are made first without a graph, the
-gradient of the loss is taken with respect to them, and each micro-batch is run again and pulled back through
-it (gradient caching). Each process ends with one flat all-reduce of its gradients; the loss is divided by the
+A loss whose rows need only their own vector and all targets is taken micro-batch by micro-batch, forward and
+backward.
+Symmetric, similarity and ranking losses couple all students of the batch: their vectors are made first without a
+graph, the gradient of the loss is taken with respect to them, and each micro-batch is run again and pulled back
+through it (gradient caching). Each process ends with one flat all-reduce of its gradients; the loss is divided by the
 global batch beforehand.
 
 fp32 parameters; bf16 and fp16 through autocast, one weight cast a step. fp16 multiplies the loss by a scale
@@ -27,16 +27,18 @@ from torch import Tensor, nn
 
 from captionbert.artifacts.errors import InputError
 from captionbert.probes.word_records import LookupTargets
+from captionbert.recipes import LossSection
 from captionbert.training.batches import StepBatch
 from captionbert.training.losses import (
     View,
     check_temperature,
+    couples_rows,
     lookup_rows,
-    mse_rows,
-    one_way_rows,
     refuse_shared_forward,
+    sentence_terms,
     stored_targets,
-    symmetric_rows,
+    term_names,
+    weighted,
 )
 from captionbert.training.order import cut_by_tokens
 
@@ -74,27 +76,22 @@ class LossScale:
 class StepSettings:
     """What a step needs from the recipe. `padded`: micro-batches are padded (accelerators), not packed."""
 
-    temperature: float
-    symmetric: bool
-    mse_weight: float
+    loss: LossSection
     clip: float
     precision: str
     micro_batch_tokens: int
     padded: bool
     targets_digest: str = "unnamed"
-    lookup_weight: float = 0.0
 
     def __post_init__(self) -> None:
-        check_temperature(self.temperature)
+        check_temperature(self.loss.temperature)
 
 
 @dataclass(frozen=True)
 class StepLoss:
-    """Means over the global batch: InfoNCE, MSE per coordinate, lookup, and their weighted sum."""
+    """Means over the global batch: each computed term by its name (`losses.term_names`), and their weighted sum."""
 
-    contrast: float
-    mse: float
-    lookup: float
+    terms: dict[str, float]
     total: float
 
 
@@ -121,14 +118,15 @@ def backward_gradients(
         parts: rows of each micro-batch, longest first; None cuts at the settings' token budget.
 
     Returns:
-        [3] fp64: this process's part of the mean InfoNCE, MSE and lookup loss (they sum over processes to the means).
+        fp64, this process's part of each term of `losses.term_names`; over processes they sum to the means.
     """
     if parts is None:
         parts = cut_by_tokens(batch.lengths, settings.micro_batch_tokens, padded=settings.padded)
     targets = stored_targets(batch.targets.to(device), settings.targets_digest)
     queries = _queries(batch, device)
-    work = _Pass(encode, batch, parts, targets, settings, f"student step {step}", scale, queries)
-    return _symmetric(work) if settings.symmetric else _one_way(work)
+    groups = batch.groups.to(device)
+    work = _Pass(encode, batch, parts, targets, groups, settings, f"student step {step}", scale, queries)
+    return _coupled(work) if couples_rows(settings.loss) else _one_way(work)
 
 
 def encode_part(
@@ -164,6 +162,7 @@ class _Pass:
     batch: StepBatch
     parts: list[np.ndarray]
     targets: View
+    groups: Tensor  # [B], on the device
     settings: StepSettings
     origin: str
     scale: float
@@ -180,47 +179,52 @@ class _Pass:
             return vectors, torch.zeros((), device=self.device)
         return vectors, lookup_rows(*read).sum() / self.queries
 
-    def sentence_loss(self, contrast: Tensor, mse: Tensor) -> Tensor:
-        return contrast + self.settings.mse_weight * mse
+    def sentence_terms(self, vectors: Tensor, own: Tensor | None = None) -> dict[str, Tensor]:
+        """See losses.sentence_terms; refuses students that are their own targets."""
+        refuse_shared_forward(View(vectors, self.origin), self.targets)
+        return sentence_terms(vectors, self.targets.vectors, self.groups, self.settings.loss, own)
+
+    def sentence_loss(self, terms: dict[str, Tensor]) -> Tensor:
+        return weighted(terms, self.settings.loss) * self.scale
 
     @property
     def lookup_scale(self) -> float:
-        return self.settings.lookup_weight * self.scale
+        return self.settings.loss.lookup_weight * self.scale
+
+    def sums(self, terms: dict[str, Tensor], lookup: Tensor) -> Tensor:
+        """The terms in the order of `term_names`, fp64 on the CPU."""
+        found = {**terms, "lookup": lookup}
+        values = [found[name].detach() for name in term_names(self.settings.loss)]
+        return torch.stack(values).double().cpu()
 
 
 def _one_way(work: _Pass) -> Tensor:
     batch, device = work.batch, work.device
-    groups, total = batch.groups.to(device), len(batch.groups)
-    sums = torch.zeros(3, dtype=torch.float64)
+    sums = torch.zeros(len(term_names(work.settings.loss)), dtype=torch.float64)
     with precision_context(device.type, work.settings.precision):
         for part in work.parts:
             vectors, lookup = work.forward(part)
             own = batch.own[torch.from_numpy(part)].to(device)  # [m]
-            refuse_shared_forward(View(vectors, work.origin), work.targets)
             # Disabled inside, not left: leaving the context would drop the weights that were already cast.
             with torch.autocast(device.type, enabled=False):
-                target = work.targets.vectors
-                contrast = one_way_rows(vectors, target, own, groups, work.settings.temperature).sum() / total
-                mse = mse_rows(vectors, target[own]).sum() / total
-                (work.sentence_loss(contrast, mse) * work.scale + lookup * work.lookup_scale).backward()
-            sums += torch.stack((contrast.detach(), mse.detach(), lookup.detach())).double().cpu()
+                terms = work.sentence_terms(vectors, own)
+                (work.sentence_loss(terms) + lookup * work.lookup_scale).backward()
+            sums += work.sums(terms, lookup)
     return sums
 
 
-def _symmetric(work: _Pass) -> Tensor:
-    batch, device, target = work.batch, work.device, work.targets.vectors
+def _coupled(work: _Pass) -> Tensor:
+    batch, device = work.batch, work.device
     keep_graph = len(work.parts) == 1  # one micro-batch: its graph fits, so it need not be run twice
-    mine = torch.empty(len(batch.ids), target.shape[1], device=device)  # [b, E]
+    mine = torch.empty(len(batch.ids), work.targets.vectors.shape[1], device=device)  # [b, E]
     graphs: list[tuple[Tensor, Tensor]] = []
     with torch.set_grad_enabled(keep_graph), precision_context(device.type, work.settings.precision):
         for part in work.parts:
             graphs.append(work.forward(part))
             mine[torch.from_numpy(part).to(device)] = graphs[-1][0].detach()
     everyone = gather_rows(mine).requires_grad_()  # [B, E]
-    refuse_shared_forward(View(everyone, work.origin), work.targets)
-    contrast = symmetric_rows(everyone, target, batch.groups.to(device), work.settings.temperature).mean()
-    mse = mse_rows(everyone, target).mean()
-    (work.sentence_loss(contrast, mse) * work.scale).backward()
+    terms = work.sentence_terms(everyone)
+    work.sentence_loss(terms).backward()
     assert everyone.grad is not None
     gradient = everyone.grad[batch.own.to(device)]  # [b, E]
     # A new context: some versions of torch would reuse casts made without a graph where one is needed.
@@ -230,9 +234,9 @@ def _symmetric(work: _Pass) -> Tensor:
             with torch.autocast(device.type, enabled=False):
                 pulled = (vectors * gradient[torch.from_numpy(part).to(device)]).sum()
                 (pulled + lookup * work.lookup_scale).backward()
-    share = len(batch.ids) / len(everyone)  # every process has computed the whole mean of these two
+    share = len(batch.ids) / len(everyone)  # every process has computed the whole mean of the sentence terms
     lookups = torch.stack([lookup.detach() for _, lookup in graphs]).sum()
-    return torch.stack((contrast.detach() * share, mse.detach() * share, lookups)).double().cpu()
+    return work.sums({name: term.detach() * share for name, term in terms.items()}, lookups)
 
 
 def _queries(batch: StepBatch, device: torch.device) -> int:
@@ -260,7 +264,7 @@ def gather_rows(mine: Tensor) -> Tensor:
 
 
 def sum_over_processes(parameters: list[nn.Parameter], sums: Tensor) -> Tensor:
-    """Sum gradients and the three loss parts over processes, in one all-reduce. Returns the summed parts [3]."""
+    """Sum gradients and the loss terms over processes, in one all-reduce. Returns the summed terms."""
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -316,7 +320,8 @@ def take_step(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.zero_grad(set_to_none=True)
     sums = backward_gradients(encode, batch, settings, device=device, step=step, scale=loss_scale.value)
-    contrast, mse, lookup = sum_over_processes(parameters, sums).tolist()
+    terms = dict(zip(term_names(settings.loss), sum_over_processes(parameters, sums).tolist()))
+    total = weighted(terms, settings.loss)
     norm = clip_and_unscale(parameters, settings.clip, loss_scale.value)
     finite = bool(np.isfinite(norm))
     if finite:
@@ -325,7 +330,7 @@ def take_step(
         optimizer.step()
     elif settings.precision != "fp16":
         raise InputError(
-            f"step {step}: the gradient norm is {norm} (loss {contrast}); the last checkpoint is intact: "
+            f"step {step}: the gradient norm is {norm} (loss {total}); the last checkpoint is intact: "
             "lower schedule.learning_rate or raise schedule.warmup, and start a new run"
         )
     scale = loss_scale.after(finite) if settings.precision == "fp16" else replace(loss_scale)
@@ -335,5 +340,4 @@ def take_step(
             f"{scale.value:g}; "
             "use compute.precision=bf16 or fp32, or lower schedule.learning_rate"
         )
-    total = contrast + settings.mse_weight * mse + settings.lookup_weight * lookup
-    return StepLoss(contrast, mse, lookup, total), norm, scale
+    return StepLoss(terms, total), norm, scale
