@@ -53,7 +53,7 @@ from captionbert.training.identity import (
     make_identity,
     read_identity,
 )
-from captionbert.training.length import EVALUATIONS, resolve_steps, stated_steps
+from captionbert.training.length import resolve_steps, stated_steps
 from captionbert.training.losses import check_dims
 from captionbert.training.order import Plan, rank_slice
 from captionbert.training.precision import with_precision
@@ -363,7 +363,7 @@ def _session(
         loader=loader,
         plan=plan,
         step_settings=step_settings(recipe, device, inputs.targets.digest),
-        settings=_loop_settings(recipe, plan.steps),
+        settings=loop.LoopSettings.of(recipe, plan.steps),
         validation=validation,
         device=device,
         is_main=accelerator.is_main_process,
@@ -381,20 +381,6 @@ def step_settings(recipe: Recipe, device: torch.device, targets_digest: str) -> 
         micro_batch_tokens=recipe.compute.micro_batch_tokens,
         padded=device.type != "cpu",
         targets_digest=targets_digest,
-    )
-
-
-def _loop_settings(recipe: Recipe, steps: int) -> loop.LoopSettings:
-    schedule, checkpoint, gauges = recipe.schedule, recipe.checkpoint, recipe.gauges
-    return loop.LoopSettings(
-        warmup=warmup_steps(schedule.warmup, steps),
-        peak=schedule.learning_rate,
-        floor=schedule.min_learning_rate,
-        eval_every=gauges.eval_every or max(1, -(-steps // EVALUATIONS)),
-        log_every=gauges.log_every,
-        checkpoint_seconds=checkpoint.minutes * 60,
-        checkpoint_steps=checkpoint.steps,
-        keep=checkpoint.keep,
     )
 
 

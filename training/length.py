@@ -11,12 +11,11 @@ from statistics import median
 
 from captionbert.recipes import ScheduleSection
 from captionbert.training.gauges import evaluate
-from captionbert.training.loop import Session, embed_ids
+from captionbert.training.loop import EVALUATIONS, Session, embed_ids
 from captionbert.training.order import steps_of_epochs
 from captionbert.training.schedule import learning_rate, steps_of_minutes
 from captionbert.training.step import take_step
 
-EVALUATIONS = 10  # of a run whose recipe does not say how often
 _CALIBRATION_STEPS = 6
 _FEW_STEPS = 50
 _NO_LIMIT = 1 << 40

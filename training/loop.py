@@ -23,13 +23,14 @@ from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.progress import progress
 from captionbert.probes.lookup import finds
 from captionbert.probes.word_records import LookupTargets
+from captionbert.recipes import Recipe
 from captionbert.training import checkpoints
 from captionbert.training.batches import Loader
 from captionbert.training.checkpoints import TrainingState
 from captionbert.training.gauges import MetricsFiles, Validation, best_value, describe, evaluate
 from captionbert.training.losses import ALWAYS
 from captionbert.training.order import Plan, cut_by_tokens, step_seed
-from captionbert.training.schedule import learning_rate
+from captionbert.training.schedule import learning_rate, warmup_steps
 from captionbert.training.step import (
     Encode,
     StepLoss,
@@ -39,6 +40,8 @@ from captionbert.training.step import (
     processes,
     take_step,
 )
+
+EVALUATIONS = 10  # of a run whose recipe does not say how often
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,21 @@ class LoopSettings:
     checkpoint_seconds: float
     checkpoint_steps: int | None
     keep: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, steps: int) -> "LoopSettings":
+        """The part of a recipe that the loop of a run of `steps` reads."""
+        schedule, checkpoint, gauges = recipe.schedule, recipe.checkpoint, recipe.gauges
+        return cls(
+            warmup=warmup_steps(schedule.warmup, steps),
+            peak=schedule.learning_rate,
+            floor=schedule.min_learning_rate,
+            eval_every=gauges.eval_every or max(1, -(-steps // EVALUATIONS)),
+            log_every=gauges.log_every,
+            checkpoint_seconds=checkpoint.minutes * 60,
+            checkpoint_steps=checkpoint.steps,
+            keep=checkpoint.keep,
+        )
 
 
 @dataclass
