@@ -1,9 +1,15 @@
-"""The options of each verb of `captionbert`, and the types of their values. Imports argparse alone: quick to start."""
+"""The options of each verb of `captionbert`, the types of their values, and how a verb is declared.
+
+Imports argparse alone: quick to start.
+"""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 DTYPES = ("fp32", "bf16", "fp16")
+Verb = Callable[[argparse.Namespace], int]
 
 
 def count(text: str) -> int:
@@ -26,6 +32,30 @@ def show_example(parser: argparse.ArgumentParser, example: str) -> None:
     """Put a command line under the help text."""
     parser.epilog = f"example:\n  captionbert {example}"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+
+
+def verb_parser(verbs: Any, name: str, run: Verb, example: str) -> argparse.ArgumentParser:
+    """A verb: its help line and description are the docstring of its function."""
+    text = (run.__doc__ or "").strip()
+    parser = verbs.add_parser(
+        name,
+        help=(text if text[1].isupper() else text[0].lower() + text[1:]).rstrip("."),
+        description=text,
+    )
+    show_example(parser, example)
+    parser.set_defaults(run=run)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def some(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Options by name, to hand on as keywords."""
+    return {name: getattr(options, name) for name in names}
+
+
+def word_list(text: str) -> list[str]:
+    """The words of a comma-separated option."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def json_flag(parser: argparse.ArgumentParser) -> None:
