@@ -79,6 +79,7 @@ def _check_outputs(options: Options) -> None:
     from captionbert.artifacts.files import check_output, is_report
 
     words = [w for value in given.values() for w in (value if isinstance(value, list) else [value])]
+    words = [w.removeprefix("consensus:") if isinstance(w, str) else w for w in words]  # a model's word
     inputs = [Path(word) for word in words if isinstance(word, str | Path) and os.path.exists(word)]
     for name, path in outputs.items():
         report = is_report(path)
@@ -288,7 +289,7 @@ def build_parser() -> argparse.ArgumentParser:
     info_options(verb_parser(verbs, "info", info, "info runs/cats/model"))
     probe_options(
         verbs.add_parser(
-            "probe", help="coverage, lookup, interventions, show: what a corpus or a frozen model holds"
+            "probe", help="coverage, lookup, binding, documents ...: what a corpus or frozen models hold"
         )
     )
     distill_options(
