@@ -3,8 +3,9 @@
 A document is a concatenation of captions, no more than L tokens; every caption stands in one document of a length, and
 no document but the right one holds a caption of a query's image. A query is the held caption itself or, with groups
 (JSONL, the captions of one image a line), another caption of the same image. Units (an image, or a caption without one)
-are dealt to the splits dev and test by the seed, so no text is in both. The documents of all lengths hold the same
-queries' captions and share their other captions. Legend: N documents, M queries, L tokens.
+belong to the split dev or test by a digest of their first caption, whatever the seed: no text is ever in both. The
+documents of all lengths hold the same queries' captions and share their other captions. Legend: N documents, M queries,
+L tokens.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from captionbert.artifacts.errors import InputError
-from captionbert.artifacts.files import sha256_file
+from captionbert.artifacts.files import sha256_bytes, sha256_file
 from captionbert.consensus.readers import is_text, json_rows
 from captionbert.probes.texts import Captions
 
@@ -111,6 +112,11 @@ def _normal(text: str) -> str:
     return " ".join(text.lower().split())
 
 
+def split_of(unit: Sequence[str]) -> str:
+    """dev or test, by the last bit of a digest of the unit's first caption."""
+    return SPLITS[int(sha256_bytes(_normal(unit[0]).encode())[-1], 16) % 2]
+
+
 def plain_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     """A copy that neither cuts nor pads."""
     copy = Tokenizer.from_str(tokenizer.to_str())
@@ -143,9 +149,7 @@ def draw_task(
     if split not in SPLITS:
         raise InputError(f"split {split!r}: expected dev or test")
     random = np.random.default_rng(seed)
-    order = random.permutation(len(pool.units))
-    half = len(order) // 2
-    units = order[:half] if split == "dev" else order[half:]
+    units = [u for u in random.permutation(len(pool.units)) if split_of(pool.units[u]) == split]
     fit = [u for u in units if not grouped or len(pool.others[u]) > 1]
     if len(fit) < queries:
         kind = "images with two captions or more" if grouped else "captions"

@@ -62,7 +62,7 @@ def test_the_consensus_of_a_corpus_row_is_its_target(made: Path) -> None:
 
 
 def test_a_teacher_that_is_missing_or_another_is_refused(made: Path) -> None:
-    with pytest.raises(InputError, match=r"the frame needs teacher wide, there are \['ref'\\]"):
+    with pytest.raises(InputError, match=r"the frame needs teacher wide, there are \['ref'\]"):
         opened(made, wide=None)
     with pytest.raises(InputError, match=r"teacher wide has fingerprint .* the frame was fitted on"):
         opened(made, wide=setup.toy("wide", 16, content="other weights"))
