@@ -185,7 +185,7 @@ def parity_options(parser: argparse.ArgumentParser) -> None:
 def evaluate_options(parser: argparse.ArgumentParser) -> None:
     """`captionbert evaluate`."""
     add = parser.add_argument
-    add("folder", metavar="FOLDER", help="exported or other SentenceTransformer folder, or packaged:minilm")
+    add("folder", metavar="FOLDER", help="SentenceTransformer folder, packaged:minilm, consensus:DIR")
     add("--suite", default="sts8", help="group of tasks [sts8]")
     add("--tasks", metavar="A,B", help="only these tasks, e.g. stsb,sickr,sts12")
     add(

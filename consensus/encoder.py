@@ -201,6 +201,20 @@ def with_dtype(spec: TeacherSpec, dtype: str | None) -> TeacherSpec:
     return spec if dtype is None or spec.kind in ("onnx", "function") else replace(spec, dtype=dtype)
 
 
+def open_fixed(word: str, dtype: str | None = None) -> Encoder:
+    """The consensus of `consensus:DIR`, or the teacher that any other word names.
+
+    Raises:
+        InputError: see open_consensus_encoder and open_teacher; the message begins with the word.
+    """
+    if word.startswith(CONSENSUS):
+        return open_consensus_encoder(word.removeprefix(CONSENSUS), dtype)
+    try:
+        return open_teacher(word, dtype)
+    except InputError as error:
+        raise InputError(f"model {word}: {error}") from None
+
+
 def open_teacher(word: str, dtype: str | None = None) -> TeacherEncoder:
     """The teacher that a word names (see parse_teacher).
 

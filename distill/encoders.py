@@ -157,10 +157,8 @@ def open_encoder(
 
 
 def _open(word: str, dtype: str | None, trust_remote_code: bool) -> "Encoder":
-    from captionbert.consensus.encoder import open_consensus_encoder, open_teacher
+    from captionbert.consensus.encoder import open_fixed
 
-    if word.startswith(CONSENSUS):
-        return open_consensus_encoder(word.removeprefix(CONSENSUS), dtype)
     if is_own(word):
         return OwnEncoder(word, dtype=dtype, trust_remote_code=trust_remote_code)
     path = Path(word)
@@ -170,16 +168,13 @@ def _open(word: str, dtype: str | None, trust_remote_code: bool) -> "Encoder":
         raise InputError(
             f"{word}: no model in it; expected an export, a run, a checkpoint or a model's folder"
         )
-    try:
-        return open_teacher(word, dtype)
-    except InputError as error:
-        raise InputError(f"model {word}: {error}") from None
+    return open_fixed(word, dtype)
 
 
 def open_encoders(
     words: list[str], *, dtype: str | None = None, trust_remote_code: bool = False
 ) -> list["Encoder"]:
-    """Several encoders under names that differ, all opened before any work.
+    """Several encoders under names that differ: of two equal short names, both become the words given.
 
     Raises:
         InputError: none, or one twice; see open_encoder.
@@ -191,7 +186,7 @@ def open_encoders(
     places = [_place(word) for word in words]
     for word, place in zip(words, places):
         if places.count(place) > 1:
-            raise InputError(f"--models: {word} is given more than once; each model has one line")
+            raise InputError(f"model {word}: is given more than once; name each model once")
     encoders = [open_encoder(word, dtype=dtype, trust_remote_code=trust_remote_code) for word in words]
     names = [encoder.name for encoder in encoders]
     for encoder, word in zip(encoders, words):

@@ -12,7 +12,7 @@ import numpy as np
 
 from captionbert.artifacts.errors import InputError
 from captionbert.consensus.encoder import Encoder
-from captionbert.probes.compared import described, table, vectors_of
+from captionbert.probes.compared import described, file_labels, table, vectors_of
 from captionbert.probes.scored_pairs import ScoredPairs, pair_spearman
 
 SIDES = ("query_document", "document_query", "asymmetric", "query_query", "document_document")
@@ -73,10 +73,9 @@ def probe_asymmetric(
     check_frames(queries, documents)
     chosen = check_dims(dims, queries.width)
     scores: dict[str, dict[str, dict[str, float]]] = {}
-    for pairs in files:
+    for name, pairs in zip(file_labels([f.path for f in files]), files):
         texts = pairs.first + pairs.second
         q, d = vectors_of(queries, texts), vectors_of(documents, texts)  # [2n, E] each
-        name = pairs.path.name if pairs.path.name not in scores else str(pairs.path)
         scores[name] = {str(dim): _sides(cut(q, dim), cut(d, dim), pairs.scores) for dim in chosen}
     mean = {
         str(dim): {side: float(np.mean([s[str(dim)][side] for s in scores.values()])) for side in SIDES}

@@ -23,7 +23,7 @@ from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.files import publish_file, sha256_file
 from captionbert.consensus.encoder import Encoder
 from captionbert.consensus.readers import is_text, json_rows
-from captionbert.probes.compared import described, table, vectors_of
+from captionbert.probes.compared import described, file_labels, table, vectors_of
 
 FIELDS = ("caption", "same_image", "negative")
 TIE = 1e-7  # cosines of fp32 vectors nearer than this are equal
@@ -136,6 +136,7 @@ def probe_binding(
         seed: of the bootstrap.
     """
     rows = [row for file in files for row in file.rows]
+    labels = file_labels([f.path for f in files])
     types = list(dict.fromkeys(row.type for row in rows))
     shares = {encoder.name: right_by_vectors(encoder, rows) for encoder in encoders}
     shares[CONTROL] = right_by_words(rows)
@@ -147,7 +148,7 @@ def probe_binding(
     }
     report = {
         "kind": "binding-probe",
-        "files": {str(f.path.name): {"sha256": f.sha256, "rows": len(f.rows)} for f in files},
+        "files": {label: {"sha256": f.sha256, "rows": len(f.rows)} for label, f in zip(labels, files)},
         "triples": {kind: sum(len(r.same_image) for r in rows if r.type == kind) for kind in types},
         "chance": CHANCE,
         "interval": {"level": 0.95, "bootstrap_draws": DRAWS, "unit": "row", "seed": seed},

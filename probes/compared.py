@@ -4,6 +4,7 @@ Legend: n texts, E width of a model's vectors.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,12 @@ def vectors_of(encoder: Encoder, texts: Sequence[str], *, window: int = WINDOW) 
 def described(encoders: Sequence[Encoder]) -> dict[str, dict[str, Any]]:
     """The facts of each model, by name."""
     return {encoder.name: dict(encoder.facts) for encoder in encoders}
+
+
+def file_labels(paths: Sequence[str | Path]) -> list[str]:
+    """The name of each file; its whole path as given where two have one name."""
+    names = [Path(path).resolve().name for path in paths]
+    return [name if names.count(name) == 1 else str(path) for name, path in zip(names, paths)]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from captionbert.artifacts.errors import InputError
 from captionbert.consensus.encoder import Encoder
-from captionbert.probes.compared import described, table, vectors_of
+from captionbert.probes.compared import described, file_labels, table, vectors_of
 from captionbert.probes.geometry import geometry
 from captionbert.probes.texts import Sample
 
@@ -25,11 +25,11 @@ def probe_geometry(
         InputError: fewer than five distinct captions of a file.
     """
     blocks: dict[str, Any] = {}
-    for word, sample in samples.items():
+    for label, (word, sample) in zip(file_labels(list(samples)), samples.items()):
         texts = list(dict.fromkeys(sample.texts))
         if len(texts) < LEAST_ROWS:
             raise InputError(f"{word}: {len(texts)} distinct captions; {LEAST_ROWS} or more are needed")
-        blocks[word] = {
+        blocks[label] = {
             **sample.as_dict(),
             "distinct": len(texts),
             "geometry": {e.name: geometry(vectors_of(e, texts), seed=seed).as_dict() for e in encoders},

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from captionbert.probes.compared import described, table, vectors_of
+from captionbert.probes.compared import described, file_labels, table, vectors_of
 
 sys.path.append(str(Path(__file__).parent))
 HandMade = importlib.import_module("encoder_setup").HandMade
@@ -23,3 +23,8 @@ def test_equal_texts_are_encoded_once_and_every_row_has_its_own() -> None:
 
 def test_a_table_is_aligned() -> None:
     assert table(["model", "n"], [["a", "10"], ["longer", "7"]]) == ["model    n", "a       10", "longer   7"]
+
+
+def test_files_are_called_by_name_unless_two_share_it() -> None:
+    assert file_labels(["a/x.txt", "b/y.txt"]) == ["x.txt", "y.txt"]
+    assert file_labels(["a/x.txt", "b/x.txt", "y.txt"]) == ["a/x.txt", "b/x.txt", "y.txt"]

@@ -93,7 +93,7 @@ def test_several_models_have_several_names(folder: Path, tmp_path: Path) -> None
     for twice in ([str(one), f"{one}/."], [str(run), str(run / "checkpoints" / "final")]):
         with pytest.raises(InputError, match="is given more than once"):
             open_encoders(twice)
-    with pytest.raises(InputError, match="minilm is given more than once"):
+    with pytest.raises(InputError, match="minilm: is given more than once"):
         open_encoders(["minilm", "packaged:minilm"])
     with pytest.raises(InputError, match="no model; give one or more"):
         open_encoders([])
