@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,22 @@ from typing import Any
 from captionbert.artifacts.errors import InputError
 from captionbert.cli_options import (
     consensus_options,
-    coverage_options,
     distill_options,
     embed_options,
     evaluate_options,
     export_options,
     info_options,
-    interventions_options,
-    lookup_options,
     parity_options,
     scenes_options,
     show_example,
-    show_options,
+    some,
+    verb_parser,
+    word_list,
 )
+from captionbert.cli_probes import probe_options
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 Options = argparse.Namespace
-Verb = Callable[[Options], int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,6 +79,7 @@ def _check_outputs(options: Options) -> None:
     from captionbert.artifacts.files import check_output, is_report
 
     words = [w for value in given.values() for w in (value if isinstance(value, list) else [value])]
+    words = [w.removeprefix("consensus:") if isinstance(w, str) else w for w in words]  # a model's word
     inputs = [Path(word) for word in words if isinstance(word, str | Path) and os.path.exists(word)]
     for name, path in outputs.items():
         report = is_report(path)
@@ -148,7 +148,7 @@ def _embed_captions(options: Options) -> None:
     from captionbert.consensus.build import embed as run
 
     names = ("reference", "held_out", "exclude", "column", "control", "sample_rows", "force", "weights")
-    run(options.corpus, _names(options.teachers), options.out, **_some(options, *names))
+    run(options.corpus, word_list(options.teachers), options.out, **some(options, *names))
 
 
 def _fit_maps(options: Options) -> None:
@@ -156,7 +156,7 @@ def _fit_maps(options: Options) -> None:
 
     if options.corpus or options.teachers:
         _embed_captions(options)
-    run(options.out, **_some(options, "sample_rows", "force", "weights"))
+    run(options.out, **some(options, "sample_rows", "force", "weights"))
 
 
 def _show_consensus(options: Options) -> int:
@@ -179,7 +179,7 @@ def export(options: Options) -> int:
     from captionbert.distill.describe import describe
     from captionbert.export.folder import export_checkpoint
 
-    rest = _some(options, "dtype", "fallback", "replace")
+    rest = some(options, "dtype", "fallback", "replace")
     out = export_checkpoint(options.checkpoint, options.out, **rest)
     return _show_facts(options, describe(out))
 
@@ -189,8 +189,8 @@ def parity(options: Options) -> int:
     from captionbert.parity.report import render
     from captionbert.parity.run import run_parity
 
-    rest = _some(options, "profile", "json", "python")
-    dtypes = tuple(_names(options.dtypes))
+    rest = some(options, "profile", "json", "python")
+    dtypes = tuple(word_list(options.dtypes))
     report = run_parity(options.checkpoint, options.folder, dtypes=dtypes, **rest)
     print(render(report))
     return OK if report["passed"] else FAILED
@@ -201,8 +201,8 @@ def evaluate(options: Options) -> int:
     from captionbert.evaluation.sts import evaluate as run
     from captionbert.evaluation.sts import render
 
-    rest = _some(options, "suite", "data", "json", "batch_size", "max_length")
-    tasks = _names(options.tasks) if options.tasks else None
+    rest = some(options, "suite", "data", "json", "batch_size", "max_length")
+    tasks = word_list(options.tasks) if options.tasks else None
     result = run(options.folder, tasks=tasks, dtype=options.dtype or "fp32", **rest)
     print(render(result))
     return OK
@@ -220,8 +220,8 @@ def distill(options: Options) -> int:
     from captionbert.distill.line import Plan, run_line
 
     names = ("out", "recipe", "minutes", "data", "exclude", "column", "held_out", "force", "weights")
-    rest = _some(options, *names)
-    plan = Plan(tuple(options.corpus), tuple(_names(options.teachers)), settings=tuple(options.set), **rest)
+    teachers = tuple(word_list(options.teachers))
+    plan = Plan(tuple(options.corpus), teachers, settings=tuple(options.set), **some(options, *names))
     # With --json the log goes to stderr, what the rooms print included, and stdout holds the summary alone.
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
         summary = run_line(plan, say=_say, redo=options.redo)
@@ -242,84 +242,6 @@ def scenes(options: Options) -> int:
     return OK
 
 
-def probe_coverage(options: Options) -> int:
-    """Lengths, segments and repeated words of a corpus: what it offers to structured positions."""
-    from captionbert.consensus.packaged import load_tokenizer
-    from captionbert.probes.coverage import measure, render
-    from captionbert.probes.texts import Captions
-
-    tokenizer = load_tokenizer(options.tokenizer)
-    captions = Captions(options.corpus, options.column)
-    report = measure(captions.blocks(), tokenizer, options.max_length)
-    report |= {"corpora": captions.identity, "tokenizer": options.tokenizer, "blank_rows": captions.skipped}
-    return _save_and_show(options, report, render(report))
-
-
-def probe_lookup(options: Options) -> int:
-    """Does the designated head find the first occurrence of a repeated word?"""
-    from captionbert.probes.lookup import parse_head, probe_lookup, render
-
-    head = parse_head(options.head) if options.head is not None else None
-    model, tokenizer = _open_model(options)
-    rest = _some(options, "max_length", "batch_tokens")
-    sample = _draw_captions(options)
-    probe = probe_lookup(model, tokenizer, sample, head=head, search=options.search_heads, **rest)
-    if options.arrays is not None:
-        from captionbert.probes.lookup import save_arrays
-
-        save_arrays(probe, options.arrays)
-    return _save_and_show(options, probe.report, render(probe.report))
-
-
-def probe_interventions(options: Options) -> int:
-    """Take one part of a trained model away at a time, and measure what falls."""
-    from captionbert.probes.interventions import gather, probe_interventions, registered_seed, render
-    from captionbert.probes.lookup import parse_head
-
-    head = parse_head(options.head) if options.head is not None else None
-    seed, note = options.seed_of_start, ""
-    if seed is None:
-        seed, note = registered_seed(options.model) or (None, "")
-    model, tokenizer = _open_model(options)
-    rest = _some(options, "dev_pairs", "consensus", "max_length")
-    material = gather(model, tokenizer, _draw_captions(options), head=head, **rest)
-    report = probe_interventions(
-        model, material, seed=seed, seed_note=note, batch_tokens=options.batch_tokens
-    )
-    return _save_and_show(options, report, render(report))
-
-
-def probe_show(options: Options) -> int:
-    """One caption as a page: its words, addresses and records, and where the head looks."""
-    from captionbert.artifacts.files import publish_file
-    from captionbert.probes.lookup import parse_head
-    from captionbert.probes.page import page
-    from captionbert.probes.show import figure_of
-
-    head = parse_head(options.head) if options.head is not None else None
-    model, tokenizer = _open_model(options)
-    figure = figure_of(model, tokenizer, options.text, head=head, max_length=options.max_length)
-    with publish_file(options.html) as temporary:
-        temporary.write_text(page(figure, options.model.resolve().name), encoding="utf-8")
-    print(f"{options.html}: {len(figure.tokens)} tokens, {len(figure.lookups)} lookups; open it in a browser")
-    return OK
-
-
-def _open_model(options: Options) -> tuple[Any, Any]:
-    """The frozen model and the tokenizer of a run, a checkpoint or an exported folder."""
-    from captionbert.export.load import load_encoder
-    from captionbert.export.source import find_model_folder
-
-    folder = find_model_folder(options.model)
-    return load_encoder(folder, dtype=options.dtype, trust_remote_code=options.trust_remote_code)
-
-
-def _draw_captions(options: Options) -> Any:
-    from captionbert.probes.texts import sample
-
-    return sample(options.captions, options.rows, options.seed, options.column)
-
-
 # ---- output -----------------------------------------------------------------------------------------------
 
 
@@ -332,33 +254,10 @@ def _show(options: Options, facts: dict[str, Any], text: str) -> int:
     return OK
 
 
-def _save_and_show(options: Options, report: dict[str, Any], text: str) -> int:
-    """Print the text and, with --json F, write the report."""
-    print(text)
-    if options.json is not None:
-        from captionbert.artifacts.files import write_json
-
-        try:
-            write_json(options.json, report)
-        except OSError as error:
-            raise InputError(
-                f"--json {options.json}: not written ({error}); the result stands above"
-            ) from None
-    return OK
-
-
 def _show_facts(options: Options, facts: dict[str, Any]) -> int:
     from captionbert.distill.describe import render
 
     return _show(options, facts, render(facts))
-
-
-def _some(options: Options, *names: str) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in names}
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 # ---- options ----------------------------------------------------------------------------------------------
@@ -372,45 +271,35 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="`captionbert VERB --help` tells more. Exit: 0 done, 1 a check or run failed, 2 bad input.",
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    embed_options(_verb(verbs, "embed", embed, 'embed --model runs/cats/model "a cat" "a kitten" "a truck"'))
+    embed_options(
+        verb_parser(verbs, "embed", embed, 'embed --model runs/cats/model "a cat" "a kitten" "a truck"')
+    )
     _consensus_options(
         verbs.add_parser("consensus", help="embed, fit, targets, audit: targets from several teachers")
     )
     verbs.add_parser("train", help="train a student on targets; `captionbert train --help` lists its options")
-    export_options(_verb(verbs, "export", export, "export runs/cats/run runs/cats/model"))
-    parity_options(_verb(verbs, "parity", parity, "parity runs/cats/run runs/cats/model --json parity.json"))
-    evaluate_options(
-        _verb(verbs, "evaluate", evaluate, "evaluate runs/cats/model --data sts --json scores.json")
+    export_options(verb_parser(verbs, "export", export, "export runs/cats/run runs/cats/model"))
+    parity_options(
+        verb_parser(verbs, "parity", parity, "parity runs/cats/run runs/cats/model --json parity.json")
     )
-    info_options(_verb(verbs, "info", info, "info runs/cats/model"))
-    _probe_options(
+    evaluate_options(
+        verb_parser(verbs, "evaluate", evaluate, "evaluate runs/cats/model --data sts --json scores.json")
+    )
+    info_options(verb_parser(verbs, "info", info, "info runs/cats/model"))
+    probe_options(
         verbs.add_parser(
-            "probe", help="coverage, lookup, interventions, show: what a corpus or a frozen model holds"
+            "probe", help="coverage, lookup, binding, documents ...: what a corpus or frozen models hold"
         )
     )
     distill_options(
-        _verb(
+        verb_parser(
             verbs,
             "distill",
             distill,
             "distill --corpus cats.txt --teachers minilm,paraphrase-l3 --out runs/cats",
         )
     )
-    scenes_options(_verb(verbs, "scenes", scenes, "scenes --count 20000 --out captions.txt"))
-    return parser
-
-
-def _verb(verbs: Any, name: str, run: Verb, example: str) -> argparse.ArgumentParser:
-    """A verb: its help line and description are the docstring of its function."""
-    text = (run.__doc__ or "").strip()
-    parser = verbs.add_parser(
-        name,
-        help=(text if text[1].isupper() else text[0].lower() + text[1:]).rstrip("."),
-        description=text,
-    )
-    show_example(parser, example)
-    parser.set_defaults(run=run)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    scenes_options(verb_parser(verbs, "scenes", scenes, "scenes --count 20000 --out captions.txt"))
     return parser
 
 
@@ -427,21 +316,7 @@ def _consensus_options(parser: argparse.ArgumentParser) -> None:
         ("targets", consensus_targets, "consensus targets --out runs/cats/consensus"),
         ("audit", consensus_audit, "consensus audit --out runs/cats/consensus"),
     ):
-        consensus_options(_verb(steps, name, run, example), first=name == "embed")
-
-
-def _probe_options(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Probes of a corpus, or of a frozen model with structured positions."
-    show_example(parser, "probe lookup runs/cats/run --captions paragraphs.txt")
-    kinds = parser.add_subparsers(dest="probe", metavar="PROBE", required=True)
-    command = "probe coverage paragraphs.txt --json coverage.json"
-    coverage_options(_verb(kinds, "coverage", probe_coverage, command))
-    command = "probe lookup runs/cats/run --captions paragraphs.txt --search-heads --json lookup.json"
-    lookup_options(_verb(kinds, "lookup", probe_lookup, command))
-    command = "probe interventions runs/cats/run --captions paragraphs.txt --dev-pairs stsb-dev.jsonl"
-    interventions_options(_verb(kinds, "interventions", probe_interventions, command))
-    command = 'probe show "A dog runs. The dog sleeps." --model runs/cats/run --html dog.html'
-    show_options(_verb(kinds, "show", probe_show, command))
+        consensus_options(verb_parser(steps, name, run, example), first=name == "embed")
 
 
 if __name__ == "__main__":

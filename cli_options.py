@@ -1,9 +1,15 @@
-"""The options of each verb of `captionbert`, and the types of their values. Imports argparse alone: quick to start."""
+"""The options of each verb of `captionbert`, the types of their values, and how a verb is declared.
+
+Imports argparse alone: quick to start.
+"""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 DTYPES = ("fp32", "bf16", "fp16")
+Verb = Callable[[argparse.Namespace], int]
 
 
 def count(text: str) -> int:
@@ -45,10 +51,52 @@ def weights_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", type=weights, metavar="A=2,B=1", help=note)
 
 
+def counts(text: str) -> list[int]:
+    """Whole numbers of 1 or more, comma-separated, as an option's type."""
+    return [count(word) for word in word_list(text) or [""]]
+
+
+def factors(text: str) -> list[float]:
+    """Numbers of 1 or more, comma-separated, as an option's type."""
+    try:
+        values = [float(word) for word in word_list(text)]
+    except ValueError:
+        values = []
+    if not values or not all(1 <= value < 1e6 for value in values):
+        raise argparse.ArgumentTypeError(
+            f"expected numbers of 1 or more, comma-separated, found {text[:30]!r}"
+        )
+    return values
+
+
 def show_example(parser: argparse.ArgumentParser, example: str) -> None:
     """Put a command line under the help text."""
     parser.epilog = f"example:\n  captionbert {example}"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+
+
+def verb_parser(verbs: Any, name: str, run: Verb, example: str) -> argparse.ArgumentParser:
+    """A verb: its help line and description are the docstring of its function."""
+    text = (run.__doc__ or "").strip()
+    parser = verbs.add_parser(
+        name,
+        help=(text if text[1].isupper() else text[0].lower() + text[1:]).rstrip("."),
+        description=text,
+    )
+    show_example(parser, example)
+    parser.set_defaults(run=run)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def some(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Options by name, to hand on as keywords."""
+    return {name: getattr(options, name) for name in names}
+
+
+def word_list(text: str) -> list[str]:
+    """The words of a comma-separated option."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def json_flag(parser: argparse.ArgumentParser) -> None:
@@ -164,7 +212,7 @@ def parity_options(parser: argparse.ArgumentParser) -> None:
 def evaluate_options(parser: argparse.ArgumentParser) -> None:
     """`captionbert evaluate`."""
     add = parser.add_argument
-    add("folder", metavar="FOLDER", help="exported or other SentenceTransformer folder, or packaged:minilm")
+    add("folder", metavar="FOLDER", help="SentenceTransformer folder, packaged:minilm, consensus:DIR")
     add("--suite", default="sts8", help="group of tasks [sts8]")
     add("--tasks", metavar="A,B", help="only these tasks, e.g. stsb,sickr,sts12")
     add(
@@ -270,6 +318,93 @@ def show_options(parser: argparse.ArgumentParser) -> None:
     add("--html", type=Path, required=True, metavar="F", help="page to write")
     add("--max-length", type=count, metavar="N", help="show N tokens at most [512]")
     head_options(parser)
+
+
+def models_options(parser: argparse.ArgumentParser, *, several: bool = True) -> None:
+    """Which frozen models are measured, and how they are loaded."""
+    add = parser.add_argument
+    kinds = "exported folder, run, checkpoint, packaged:NAME or another teacher, consensus:DIR"
+    if several:
+        add("--models", type=word_list, required=True, metavar="A,B", help=f"comma-separated: {kinds}")
+    else:
+        add("--queries", required=True, metavar="MODEL", help=f"model of the queries: {kinds}")
+        add("--documents", required=True, metavar="MODEL", help="model of the documents")
+    add("--dtype", default="fp32", choices=DTYPES, help="number type of the weights [fp32]")
+    add(
+        "--trust-remote-code",
+        action="store_true",
+        help="run an exported folder's own code where it differs from this package",
+    )
+    add("--json", type=Path, metavar="F", help="write the report to F")
+
+
+def binding_options(parser: argparse.ArgumentParser) -> None:
+    """`captionbert probe binding`."""
+    add = parser.add_argument
+    add(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="JSONL (or .gz) of caption, same_image, negative, perhaps type",
+    )
+    add("--seed", type=seed, default=0, metavar="N", help="seed of the bootstrap [0]")
+    add("--arrays", type=Path, metavar="F.npz", help="write the share of right triples of each row to F.npz")
+    models_options(parser)
+
+
+def asymmetric_options(parser: argparse.ArgumentParser) -> None:
+    """`captionbert probe asymmetric`."""
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="JSONL of sentence1, sentence2, score")
+    add(
+        "--dims",
+        type=counts,
+        default=[],
+        metavar="N,N",
+        help="also only the first N coordinates, normalised again",
+    )
+    models_options(parser, several=False)
+
+
+def geometry_options(parser: argparse.ArgumentParser) -> None:
+    """`captionbert probe geometry`."""
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="captions, e.g. in and out of domain; or a corpus folder")
+    add("--column", metavar="NAME", help="text column of JSONL or Parquet [text, caption or sentence]")
+    add("--rows", type=count, default=4096, metavar="N", help="captions to draw of each file [4096]")
+    add("--seed", type=seed, default=0, metavar="N", help="seed of the draw [0]")
+    models_options(parser)
+
+
+def documents_options(parser: argparse.ArgumentParser) -> None:
+    """`captionbert probe documents`."""
+    add = parser.add_argument
+    add("captions", metavar="FILE", help="captions that documents are made of; or a corpus folder")
+    add("--column", metavar="NAME", help="text column of JSONL or Parquet [text, caption or sentence]")
+    add(
+        "--groups",
+        metavar="F",
+        help="JSONL, captions of one image a line: ask by another caption of the image",
+    )
+    add("--lengths", type=counts, default=[64, 256, 1024], metavar="N,N", help="tokens [64,256,1024]")
+    add("--documents", type=count, default=100, metavar="N", help="documents to search among [100]")
+    add("--queries", type=count, metavar="N", help="queries [one a document]")
+    add("--chunk", type=count, default=64, metavar="N", help="tokens of a chunk [64]")
+    add(
+        "--rotary-factors",
+        type=factors,
+        default=[1.0],
+        metavar="X,X",
+        help="stretch rotary models so many times beyond their training length [1]",
+    )
+    add("--split", default="dev", choices=("dev", "test"), help="choose on dev, report on test [dev]")
+    add("--seed", type=seed, default=0, metavar="N", help="seed of splits, documents and queries [0]")
+    add(
+        "--tokenizer",
+        metavar="T",
+        help="what measures the tokens: folder or packaged:NAME [the first model's]",
+    )
+    models_options(parser)
 
 
 def distill_options(parser: argparse.ArgumentParser) -> None:

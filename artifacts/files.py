@@ -24,9 +24,13 @@ MANIFEST, MANIFEST_KIND = "manifest.json", "folder-manifest"
 _CHUNK = 1 << 22
 # The "kind" of each JSON file that a command writes for its user alone: nothing reads it again; it may be replaced.
 REPORT_KINDS = (
+    "asymmetric-probe",
+    "binding-probe",
     "captionbert-evaluation",
     "captionbert-parity",
     "corpus-coverage",
+    "documents-probe",
+    "geometry-probe",
     "interventions",
     "lookup-probe",
 )

@@ -126,6 +126,22 @@ def text_lines(path: Path) -> Iterator[tuple[int, int, str]]:
             offset += len(raw)
 
 
+def json_rows(path: Path) -> Iterator[tuple[int, str, Any]]:
+    """Rows of a JSONL file, gz or not, blank lines left out: (line from 1, "FILE: line N" for messages, value).
+
+    Raises:
+        InputError: see text_lines; or a line is not JSON.
+    """
+    for number, _, line in text_lines(path):
+        if not line.strip():
+            continue
+        where = f"{path}: line {number}"
+        try:
+            yield number, where, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{where}: not valid JSON ({error}); is the line cut?") from None
+
+
 def _next_line(path: Path, stream: IO[bytes], number: int, offset: int) -> bytes:
     try:
         return stream.readline()

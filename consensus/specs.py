@@ -1,7 +1,7 @@
 """What a teacher is called on the command line, and what is then asked for: source, pin, pooling, length,
 dtype.
 
-    minilm | mpnet | paraphrase-l3      packaged, digests pinned
+    minilm | mpnet | paraphrase-l3      packaged, digests pinned; or packaged:minilm ...
     FOLDER[#SHA256]                     SentenceTransformer or AutoModel folder, optional digest of its weights
     HUB-ID@REVISION                     40 hex digits
     onnx:FILE[#SHA256]:TOKENIZER        graph and tokenizer spec
@@ -57,8 +57,8 @@ def parse_teacher(text: str) -> TeacherSpec:
     Raises:
         InputError: none of these, or a hub id without a 40-digit revision.
     """
-    if text in PACKAGED:
-        return _packaged_spec(text)
+    if text.removeprefix("packaged:") in PACKAGED:
+        return _packaged_spec(text.removeprefix("packaged:"))
     if text.startswith("onnx:"):
         return _onnx_spec(text)
     location, _, digest = text.partition("#")

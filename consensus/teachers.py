@@ -49,6 +49,15 @@ class Teacher(Protocol):
     spec: TeacherSpec
     width: int
     fingerprint: str
+    content: Any  # what `fingerprint_of` digests beside the spec
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Where texts are cut, special tokens included; None: unknown."""
+
+    @property
+    def tokenizer(self) -> Any | None:
+        """The `tokenizers.Tokenizer` of the captions; None: it has none."""
 
     def encode(self, texts: list[str]) -> np.ndarray:
         """Vectors of the captions, in order: float32 [n, width]."""
@@ -143,9 +152,20 @@ class _TokenTeacher:
     spec: TeacherSpec
     width: int
     fingerprint: str
+    content: Any
     _tokenizer: Any
     _max_length: int
     _own_prompt: str = ""  # what the model's files say comes before a text; a prompt of the spec replaces it
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Where texts are cut, special tokens included."""
+        return self._max_length
+
+    @property
+    def tokenizer(self) -> Any | None:
+        """The fast tokenizer's own object; None for a slow one."""
+        return getattr(self._tokenizer, "backend_tokenizer", None)
 
     def token_lengths(self, texts: list[str]) -> np.ndarray:
         """Tokens of each caption before truncation: int64 [n]."""
@@ -200,9 +220,8 @@ class TorchTeacher(_TokenTeacher):
             raise InputError(f"teacher {spec.name}: no such folder {folder}")
         weights = _check_weights(spec, sorted(folder.glob("*.safetensors")))
         self.spec = spec
-        self.fingerprint = fingerprint_of(
-            spec, {"weights": weights, "files": digest_json(deciding_files(folder))}
-        )
+        self.content = {"weights": weights, "files": digest_json(deciding_files(folder))}
+        self.fingerprint = fingerprint_of(spec, self.content)
         self._modules, self._tokenizer, own_length, self._own_prompt = _torch_modules(spec, folder)
         self._max_length = min(spec.max_length or own_length, own_length)
         self.width = self._encode_batch(np.ones((1, 2), np.int64), np.ones((1, 2), np.int64)).shape[1]
@@ -304,8 +323,8 @@ class OnnxTeacher(_TokenTeacher):
         self.spec = replace(spec, max_length=spec.max_length or 128)
         self._max_length = self.spec.max_length or 128
         self._tokenizer = _load_tokenizer(spec, packaged_tokenizer(packaged) if packaged else None)
-        content = {"weights": weights, "tokenizer": sha256_bytes(_tokenizer_bytes(self._tokenizer))}
-        self.fingerprint = fingerprint_of(self.spec, content)
+        self.content = {"weights": weights, "tokenizer": sha256_bytes(_tokenizer_bytes(self._tokenizer))}
+        self.fingerprint = fingerprint_of(self.spec, self.content)
         self._session = _onnx_session(spec, file)
         self._inputs = {i.name for i in self._session.get_inputs()}
         self._output = self._choose_output()
@@ -363,10 +382,12 @@ def _onnx_session(spec: TeacherSpec, file: Path) -> Any:
 class FunctionTeacher:
     """A teacher made of a Python function: for tests and for vectors computed elsewhere."""
 
+    max_tokens = tokenizer = None
+
     def __init__(
         self, spec: TeacherSpec, width: int, function: Callable[[list[str]], np.ndarray], content: str
     ) -> None:
-        self.spec, self.width, self._function = spec, width, function
+        self.spec, self.width, self._function, self.content = spec, width, function, content
         self.fingerprint = fingerprint_of(spec, content)
 
     def encode(self, texts: list[str]) -> np.ndarray:

@@ -6,6 +6,7 @@ Imports nothing heavy at the top: of the second or two that the verb takes, impo
 import os
 from argparse import Namespace
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,37 +65,25 @@ def model_folder(given: Path | None) -> Path:
 
 def _encoder(options: Namespace) -> tuple[Any, int]:
     """(texts -> vectors [N, E], E) of the chosen model."""
-    folder = model_folder(options.model)
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        from captionbert.export.source import find_model_folder
+    from captionbert.distill.encoders import OwnEncoder
 
-        folder = find_model_folder(folder)
-    from captionbert.export.load import load_encoder
-
-    device = _device(options.device)
-    trusted = options.trust_remote_code
-    model, tokenizer = load_encoder(
-        folder, dtype=options.dtype, trust_remote_code=trusted, lean=device == "cpu"
+    own = OwnEncoder(
+        model_folder(options.model),
+        dtype=options.dtype,
+        trust_remote_code=options.trust_remote_code,
+        device=options.device,
+        lean=True,
     )
-    model.to(device)
-    limit, full = model.config.max_position_embeddings, model.config.projection_dim
+    limit, full = own.max_tokens, own.width
     length = limit if options.max_length is None else options.max_length
     width = full if options.truncate_dim is None else options.truncate_dim
     if not 2 <= length <= limit:
         raise InputError(f"--max-length {length}: this model reads 2 to {limit} tokens")
     if not 1 <= width <= full:
         raise InputError(f"--truncate-dim {width}: this model's vectors have 1 to {full} coordinates")
-    tokenizer.enable_truncation(length)
+    own.tokenizer.enable_truncation(length)
     settings = {"batch_tokens": options.batch_tokens, "max_length": length, "truncate_dim": width}
-    return lambda texts: model.encode(texts, tokenizer, **settings), width
-
-
-def _device(wanted: str) -> str:
-    if wanted != "auto":
-        return wanted
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return partial(own.encode, **settings), width
 
 
 def _to_file(texts: Iterable[str], encode: Any, width: int, out: Path) -> tuple[dict[str, Any], str]:

@@ -20,6 +20,8 @@ from sentence_transformers import SentenceTransformer
 
 from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.files import digest_json, read_json, sha256_file
+from captionbert.consensus.encoder import CONSENSUS, Encoder, open_fixed
+from captionbert.consensus.packaged import HUB_PIN, PACKAGED, packaged_folder
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Text about the model, not the model: editing a card must not change what was measured.
@@ -38,7 +40,7 @@ class Identity:
 
 
 def identify(folder: str | Path) -> Identity:
-    """Digest a SentenceTransformer folder, or a packaged teacher by name (`packaged:minilm`).
+    """Digest a SentenceTransformer folder, or that of a packaged teacher by name (`packaged:minilm`).
 
     The digest covers every file but the card and the manifests: weights, code, config, tokenizer, modules.
 
@@ -50,7 +52,7 @@ def identify(folder: str | Path) -> Identity:
             f"evaluate takes a folder, not a live {type(folder).__name__}: save the model and name the folder"
         )
     name = str(folder)
-    path = _packaged(name) if name.startswith("packaged:") else Path(name)
+    path = packaged_folder(name.removeprefix("packaged:")) if name.startswith("packaged:") else Path(name)
     if not path.is_dir():
         raise InputError(f"{path}: no such folder; expected an exported model or packaged:NAME")
     if not (path / "modules.json").is_file():
@@ -75,12 +77,6 @@ def _check_record(folder: Path, files: dict[str, str]) -> None:
     for name in sorted(set(recorded) | set(files)):
         if recorded.get(name) != files.get(name):
             raise InputError(f"{folder / name}: differs from the record in captionbert.json; export again")
-
-
-def _packaged(name: str) -> Path:
-    from captionbert.consensus.packaged import packaged_folder
-
-    return packaged_folder(name.removeprefix("packaged:"))
 
 
 def _hidden(path: Path) -> bool:
@@ -159,31 +155,32 @@ def check_loaded(model: SentenceTransformer, identity: Identity) -> None:
         )
 
 
-class MeasuredModel:
-    """The model as mteb calls it. Its revision is the digest, so no cached score can be another's."""
+class _AsMteb:
+    """A model as mteb calls it. Its revision is the digest, so no cached score can be another's."""
 
-    def __init__(self, model: SentenceTransformer, identity: Identity, *, batch_size: int) -> None:
-        self.model = model
-        self.identity = identity
-        self.batch_size = batch_size
+    def __init__(self, identity: Identity, *, batch_size: int, width: int | None, limit: int | None) -> None:
+        self.identity, self.batch_size = identity, batch_size
         self._known: dict[str, np.ndarray] = {}  # the STS sets repeat their sentences; each is encoded once
         self.mteb_model_meta = ModelMeta.create_empty(
             overwrites={
                 "name": f"local/{identity.name}",
                 "revision": identity.digest,
-                "embed_dim": model.get_embedding_dimension(),
-                "max_tokens": model.max_seq_length,
+                "embed_dim": width,
+                "max_tokens": limit,
                 "framework": ["Sentence Transformers"],
                 "similarity_fn_name": ScoringFunction.COSINE,
             }
         )
 
+    def _vectors(self, texts: list[str]) -> np.ndarray:
+        """Float32 vectors of distinct texts, in order."""  # [B, E]
+        raise NotImplementedError
+
     def encode_texts(self, texts: list[str]) -> np.ndarray:
         """Float32 vectors, in the order of `texts`."""  # [B, E]
         fresh = [text for text in dict.fromkeys(texts) if text not in self._known]
         if fresh:
-            vectors = self.model.encode(fresh, batch_size=self.batch_size, show_progress_bar=False)
-            self._known.update(zip(fresh, vectors))
+            self._known.update(zip(fresh, self._vectors(fresh)))
         return np.stack([self._known[text] for text in texts])
 
     def encode(self, inputs: Any, **_: Any) -> np.ndarray:
@@ -197,3 +194,83 @@ class MeasuredModel:
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
         """Cosine of row i with row i."""
         return pairwise_cos_sim(embeddings1, embeddings2)
+
+
+class MeasuredModel(_AsMteb):
+    """A SentenceTransformer folder."""
+
+    def __init__(self, model: SentenceTransformer, identity: Identity, *, batch_size: int) -> None:
+        self.model = model
+        super().__init__(
+            identity,
+            batch_size=batch_size,
+            width=model.get_embedding_dimension(),
+            limit=model.max_seq_length,
+        )
+
+    def _vectors(self, texts: list[str]) -> np.ndarray:
+        return self.model.encode(texts, batch_size=self.batch_size, show_progress_bar=False)
+
+    def settings(self) -> dict[str, Any]:
+        """How it ran, for the result."""
+        return {"max_length": self.model.max_seq_length, "device": str(self.model.device)}
+
+    def check(self) -> None:
+        """After the run: the tensors and the folder are still what was loaded (see check_loaded)."""
+        check_loaded(self.model, self.identity)
+        if identify(self.identity.folder).digest != self.identity.digest:
+            raise InputError(
+                f"{self.identity.folder}: the folder changed while it was being measured; run again"
+            )
+
+
+class MeasuredEncoder(_AsMteb):
+    """A teacher that is no SentenceTransformer folder, or the consensus: opened as the probes open it.
+
+    Both are identified by digests that were compared when they were opened, and nothing can be attached to them.
+    """
+
+    def __init__(self, encoder: Encoder, word: str, *, batch_size: int) -> None:
+        self._encoder = encoder
+        identity = Identity(encoder.name, Path(word), encoder.facts["digest"], {})
+        super().__init__(identity, batch_size=batch_size, width=encoder.width, limit=encoder.max_tokens)
+
+    def _vectors(self, texts: list[str]) -> np.ndarray:
+        return self._encoder.encode(texts)
+
+    def settings(self) -> dict[str, Any]:
+        """How it ran, for the result."""
+        facts = self._encoder.facts
+        found = (
+            facts["teachers"].values() if "teachers" in facts else [facts["dtype"]]
+        )  # a graph keeps its own
+        dtype = ", ".join(sorted(set(found)))
+        return {"max_length": self._encoder.max_tokens, "device": "default", "dtype": dtype}
+
+    def check(self) -> None:
+        """Nothing can have changed."""
+
+
+def open_measured(
+    word: str | Path, *, dtype: str, max_length: int | None, batch_size: int
+) -> MeasuredModel | MeasuredEncoder:
+    """What evaluation measures: a SentenceTransformer folder, a teacher's word, or `consensus:DIR`.
+
+    Raises:
+        InputError: see identify, load and open_fixed; `max_length` for what has no such setting.
+    """
+    if not (isinstance(word, str) and _is_fixed(word)):
+        identity = identify(word)
+        return MeasuredModel(
+            load(identity, dtype=dtype, max_length=max_length), identity, batch_size=batch_size
+        )
+    if max_length is not None:
+        raise InputError(f"max_length {max_length}: {word} reads up to its own limit; leave it out")
+    return MeasuredEncoder(open_fixed(word, dtype), word, batch_size=batch_size)
+
+
+def _is_fixed(word: str) -> bool:
+    """Whether a word names a teacher that is no folder here, or a consensus."""
+    name = word.removeprefix("packaged:")
+    graph = word.startswith("packaged:") and name in PACKAGED and PACKAGED[name].kind == "onnx"
+    return graph or word.startswith((CONSENSUS, "onnx:")) or (HUB_PIN.match(word) is not None)

@@ -23,7 +23,7 @@ from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.files import write_json
 from captionbert.artifacts.progress import progress
 from captionbert.evaluation.geometry import geometry_block
-from captionbert.evaluation.measured import MeasuredModel, check_loaded, identify, load
+from captionbert.evaluation.measured import MeasuredEncoder, MeasuredModel, open_measured
 from captionbert.evaluation.tasks import DEVELOPMENT, StsTask, choose_tasks, find_pairs
 from captionbert.probes.scored_pairs import ScoredPairs
 
@@ -45,10 +45,11 @@ def evaluate(
     dtype: str = "fp32",
     max_length: int | None = None,
 ) -> dict[str, Any]:
-    """Score a SentenceTransformer folder on STS.
+    """Score a SentenceTransformer folder, a teacher or a consensus on STS.
 
     Args:
-        folder: an exported folder, any SentenceTransformer folder, or `packaged:minilm`.
+        folder: an exported folder, any SentenceTransformer folder, `packaged:minilm` or another teacher's word, or
+            `consensus:DIR`.
         tasks: keys or mteb names; None means the whole suite, plus `stsb-dev` where `data` has its file.
         data: folder of JSONL files; None lets mteb download its pinned revisions.
         json: where to write the result.
@@ -66,15 +67,12 @@ def evaluate(
     started = time.monotonic()
     if batch_size < 1:
         raise InputError(f"batch_size {batch_size}: must be at least 1")
-    identity = identify(folder)
     chosen, pairs, missing = _choose_data(suite, tasks, data)
-    model = load(identity, dtype=dtype, max_length=max_length)
-    measured = MeasuredModel(model, identity, batch_size=batch_size)
+    measured = open_measured(folder, dtype=dtype, max_length=max_length, batch_size=batch_size)
+    identity = measured.identity
     lines = _run(measured, chosen, pairs)
     geometry = geometry_block(measured.encode_texts, next(iter(pairs.values()))) if pairs else None
-    check_loaded(model, identity)
-    if identify(folder).digest != identity.digest:
-        raise InputError(f"{identity.folder}: the folder changed while it was being measured; run again")
+    measured.check()
     result = {
         "kind": KIND,
         "suite": suite,
@@ -84,8 +82,7 @@ def evaluate(
         "settings": {
             "batch_size": batch_size,
             "dtype": dtype,
-            "max_length": model.max_seq_length,
-            "device": str(model.device),
+            **measured.settings(),
             "threads": torch.get_num_threads(),
         },
         "versions": versions(),
@@ -137,7 +134,7 @@ def _prepare(task: StsTask, pairs: ScoredPairs | None) -> Any:
 
 
 def _run(
-    measured: MeasuredModel, chosen: list[StsTask], pairs: dict[str, ScoredPairs]
+    measured: MeasuredModel | MeasuredEncoder, chosen: list[StsTask], pairs: dict[str, ScoredPairs]
 ) -> dict[str, dict[str, Any]]:
     """One result line a task, keyed by task."""
     lines: dict[str, dict[str, Any]] = {}

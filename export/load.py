@@ -70,6 +70,15 @@ def load_encoder(
     return model or _load_installed(folder, number_type), tokenizer
 
 
+def stretched_base(base: float, planes: int, factor: float) -> float:
+    """The rotary base at which the slowest plane turns `factor` times slower and the fastest as before.
+
+    Plane i of p turns base^(-i/p) radians a token, so base' = base * factor^(p/(p-1)): the "NTK-aware" change of base
+    (bloc97, 2023), here for texts longer than the training ones. Factor 1 gives `base` itself; so does a single plane.
+    """
+    return base if factor == 1 or planes == 1 else float(base * factor ** (planes / (planes - 1)))
+
+
 def changed_code(folder: str | Path) -> list[str]:
     """Names of the folder's Python files that are not byte-equal to the installed package's."""
     return [

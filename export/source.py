@@ -72,7 +72,9 @@ def read_source(checkpoint: str | Path) -> Source:
     config = read_config(folder)
     tensors = _read_tensors(folder)
     check_tensors(tensors, config, folder / WEIGHTS)
-    return Source(folder, config, tensors, _tokenizer_file(folder), _lineage(folder), source_digest(folder))
+    return Source(
+        folder, config, tensors, _tokenizer_file(folder), read_lineage(folder), source_digest(folder)
+    )
 
 
 def source_digest(folder: Path) -> str:
@@ -180,7 +182,7 @@ def _tokenizer_file(folder: Path) -> Path:
     )
 
 
-def _lineage(folder: Path) -> dict[str, Any]:
+def read_lineage(folder: Path) -> dict[str, Any]:
     """What the run says about itself: corpus, teachers, targets, recipe. Empty for a bare model folder."""
     if (folder / RECORD).is_file():  # an export, exported again in another form
         return read_json(folder / RECORD).get("lineage", {})

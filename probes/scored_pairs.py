@@ -5,7 +5,6 @@ A line of a file: {"sentence1": text, "sentence2": text, "score": number}. Pairs
 Legend: n pairs, E width of a vector.
 """
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 
 from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.files import sha256_file
-from captionbert.consensus.readers import is_text, text_lines
+from captionbert.consensus.readers import is_text, json_rows
 
 FIELDS = ("sentence1", "sentence2", "score")
 
@@ -41,16 +40,7 @@ def read_pairs(path: str | Path) -> ScoredPairs:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path}: no such file; expected JSONL with {', '.join(FIELDS)}")
-    rows = []
-    for number, _, line in text_lines(path):
-        if not line.strip():
-            continue
-        where = f"{path}: line {number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{where}: not valid JSON ({error}); is the line cut?") from None
-        rows.append(_check_row(row, where))
+    rows = [_check_row(row, where) for _, where, row in json_rows(path)]
     first, second, scores = [list(column) for column in zip(*rows)] if rows else ([], [], [])
     if len(set(scores)) < 2:
         raise InputError(

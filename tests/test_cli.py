@@ -24,6 +24,10 @@ VERBS += [
     "probe lookup",
     "probe interventions",
     "probe show",
+    "probe binding",
+    "probe asymmetric",
+    "probe documents",
+    "probe geometry",
     "train",
     "consensus",
     "probe",
@@ -457,7 +461,9 @@ def test_probe_lookup_reports_draws_and_refuses(
 
 
 def test_an_output_is_tried_before_the_work(monkeypatch, tmp_path: Path, capsys) -> None:
-    monkeypatch.setattr("captionbert.cli._open_model", lambda options: pytest.fail("the model was opened"))
+    monkeypatch.setattr(
+        "captionbert.cli_probes._open_model", lambda options: pytest.fail("the model was opened")
+    )
     captions = ["--captions", str(tmp_path / "c.txt")]
     assert main(["probe", "lookup", "runs/x", *captions, "--json", str(tmp_path)]) == 2
     assert main(["probe", "interventions", "runs/x", *captions, "--json", str(tmp_path)]) == 2
@@ -468,7 +474,9 @@ def test_an_output_is_tried_before_the_work(monkeypatch, tmp_path: Path, capsys)
 def test_an_output_may_not_be_an_input(
     structured_folder: Path, paragraphs: str, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    monkeypatch.setattr("captionbert.cli._open_model", lambda options: pytest.fail("the model was opened"))
+    monkeypatch.setattr(
+        "captionbert.cli_probes._open_model", lambda options: pytest.fail("the model was opened")
+    )
     monkeypatch.setattr("captionbert.distill.embedding.run_embed", lambda options: pytest.fail("embedded"))
     model, dev = str(structured_folder), tmp_path / "dev.jsonl"
     dev.write_text("{}")

@@ -1,7 +1,9 @@
 """The STS harness: offline data, identity of what was measured (law 18), no stale score, errors."""
 
+import importlib
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from scipy.stats import spearmanr
 
 from captionbert.artifacts.errors import InputError
 from captionbert.configuration_captionbert import CaptionBertConfig
-from captionbert.evaluation.measured import MeasuredModel, check_loaded, identify, load
+from captionbert.evaluation.measured import MeasuredModel, check_loaded, identify, load, open_measured
 from captionbert.evaluation.sts import evaluate, render
 from captionbert.evaluation.tasks import STS8, choose_tasks, find_pairs
 from captionbert.export.folder import export_checkpoint
@@ -226,3 +228,24 @@ def test_minilm_on_real_pairs(shared_data: Path) -> None:
     result = evaluate("packaged:minilm", tasks=["stsb"], data=shared_data / "data" / "sts")
     assert result["tasks"]["stsb"]["spearman"] == pytest.approx(0.8203, abs=0.0005)
     assert result["model"]["name"] == "minilm"
+
+
+def test_a_consensus_and_a_graph_are_measured_as_the_probes_open_them(data: Path, monkeypatch) -> None:
+    sys.path.append(str(Path(__file__).parent))
+    made = importlib.import_module("encoder_setup").HandMade(
+        "consensus:d", lambda text: np.random.default_rng([ord(c) for c in text]).standard_normal(5), width=5
+    )
+    made.facts |= {"teachers": {"a": "fp32", "b": "bf16"}}
+    opened: list[tuple] = []
+    monkeypatch.setattr("captionbert.evaluation.measured.open_fixed", lambda *a: opened.append(a) or made)
+    result = evaluate("consensus:d", tasks=["stsb"], data=data, dtype="bf16")
+    pairs = read_pairs(data / "stsb-test.jsonl")
+    cosines = (made.encode(pairs.first) * made.encode(pairs.second)).sum(axis=1)
+    assert result["tasks"]["stsb"]["spearman"] == pytest.approx(spearmanr(cosines, pairs.scores)[0], abs=1e-5)
+    assert result["model"] == {"name": "consensus:d", "folder": "consensus:d", "digest": "consensus:d"}
+    assert result["settings"]["dtype"] == "bf16, fp32"
+    for word in ("packaged:paraphrase-l3", "onnx:g.onnx:t", f"a/b@{'0' * 40}"):
+        open_measured(word, dtype="fp32", max_length=None, batch_size=8)
+    assert [word for word, _ in opened[1:]] == ["packaged:paraphrase-l3", "onnx:g.onnx:t", f"a/b@{'0' * 40}"]
+    with pytest.raises(InputError, match="max_length 64: consensus:d reads up to its own limit"):
+        evaluate("consensus:d", tasks=["stsb"], data=data, max_length=64)
