@@ -98,9 +98,10 @@ def test_splits_never_share_a_caption_whatever_the_seed(pool, tokenizer) -> None
     assert min(counts) > 70  # of 200
 
 
-def test_a_query_is_another_caption_of_an_image_that_one_document_holds(grouped, tokenizer) -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_a_query_is_another_caption_of_an_image_that_one_document_holds(grouped, tokenizer, seed) -> None:
     images = {text: i for i, unit in enumerate(grouped.others) for text in unit}
-    task = drawn(grouped, tokenizer, grouped=True, queries=5)
+    task = drawn(grouped, tokenizer, grouped=True, queries=5, seed=seed)
     assert task.about["query_is"] == "same image"
     for part in task.sets:
         for query, right in zip(task.queries, task.right):
@@ -173,5 +174,9 @@ def test_chunks_hold_every_word_and_no_more_tokens_than_asked(tokenizer, caption
     sizes = [len(plain.encode(chunk).ids) for chunk in chunks]
     assert max(sizes) <= 10
     assert min(sizes[:-1]) > 2
+    assert chunks_of("a man unbek.", plain, 8) == [
+        "a man",
+        "unbek.",
+    ]  # room for six, the word has five pieces
     assert chunks_of("", plain, 10) == [""]
     assert len(chunks_of("abcdefghijklmnop", plain, 8)) == 3  # one word longer than a chunk is cut inside

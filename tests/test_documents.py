@@ -105,6 +105,14 @@ def test_mean_and_best_of_chunks_are_what_they_say(tokenizer: Tokenizer) -> None
     assert found["mean of chunks"]["r1"] == found["whole"]["r1"] == 1.0
 
 
+def test_the_best_chunk_decides(tokenizer: Tokenizer) -> None:
+    # each word is a chunk of two documents, so the right one always shares the first place: a tie, rank 2
+    texts = [f"a man waits {one}. a dog runs {two}." for one, two in zip(WORDS, WORDS[1:] + WORDS[:1])]
+    report = probe_documents([counting("m")], task_of((14, texts)), tokenizer, chunk=8)
+    best = next(row for row in report["results"] if row["way"] == "best of chunks")
+    assert (best["r1"], best["mrr"], best["chunks"]) == (0.0, 0.5, 12)
+
+
 def test_factors_are_tried_beyond_the_training_length_and_taken_back(tokenizer: Tokenizer) -> None:
     texts = [f"a man {word}." for word in WORDS]
     model, fixed = counting("m", stretchable=True, trained_tokens=64), counting("fixed")
