@@ -12,6 +12,8 @@ from typing import Any
 
 from captionbert.artifacts.errors import InputError
 
+# The model that comes with the package: see its README.md and parity.json.
+SHIPPED = Path(__file__).resolve().parent.parent / "pretrained" / "captionbert-mini"
 # Texts up to this many have their nearest pairs printed: all pairs are compared.
 FEW_TEXTS = 2000
 
@@ -50,14 +52,17 @@ def texts_of(options: Namespace) -> Iterable[str]:
 
 
 def model_folder(given: Path | None) -> Path:
-    """--model, else $CAPTIONBERT_MODEL, else the model that ships with the package, where one does."""
+    """--model, else $CAPTIONBERT_MODEL, else the model that ships with the package.
+
+    Raises:
+        InputError: none was named, and this copy of the package came without its model.
+    """
     if given is not None:
         return given
     if "CAPTIONBERT_MODEL" in os.environ:
         return Path(os.environ["CAPTIONBERT_MODEL"])
-    shipped = Path(__file__).resolve().parent.parent / "pretrained"
-    if (shipped / "config.json").is_file():
-        return shipped
+    if (SHIPPED / "config.json").is_file():
+        return SHIPPED
     raise InputError(
         "no model: give --model FOLDER (`captionbert distill` writes one) or set CAPTIONBERT_MODEL"
     )

@@ -239,12 +239,23 @@ def test_many_texts_need_a_file(embed, monkeypatch, capsys) -> None:
     assert "3 texts: more than 2 go into a file: add --out" in capsys.readouterr().err
 
 
-def test_without_a_model_the_message_says_how_to_give_one(monkeypatch, folder: Path, capsys) -> None:
+def test_without_a_model_the_message_says_how_to_give_one(
+    monkeypatch, folder: Path, tmp_path: Path, capsys
+) -> None:
     monkeypatch.delenv("CAPTIONBERT_MODEL", raising=False)
+    monkeypatch.setattr("captionbert.distill.embedding.SHIPPED", tmp_path / "absent")
     assert main(["embed", "a"]) == 2
     assert "give --model FOLDER" in capsys.readouterr().err
     monkeypatch.setenv("CAPTIONBERT_MODEL", str(folder))
     assert main(["embed", "a"]) == 0
+
+
+def test_the_shipped_model_is_the_last_resort(monkeypatch, folder: Path, tmp_path: Path, capsys) -> None:
+    monkeypatch.setattr("captionbert.distill.embedding.SHIPPED", folder)
+    monkeypatch.delenv("CAPTIONBERT_MODEL", raising=False)
+    assert main(["embed", "a"]) == 0
+    monkeypatch.setenv("CAPTIONBERT_MODEL", str(tmp_path / "absent"))
+    assert main(["embed", "a"]) == 2  # what the user names is never replaced
 
 
 # ---- the other verbs hand over
