@@ -136,7 +136,7 @@ def check_rows(recipe: Recipe, captions: Corpus) -> tuple[np.ndarray, np.ndarray
         InputError: nothing is held out, fewer training rows than data.rows or than one batch, no whole step, or a
             warm-up as long as the run.
     """
-    training, held_out = split_rows(captions, recipe.data.rows)
+    training, held_out = split_rows(captions, recipe.data.rows, recipe.data.sources)
     steps = stated_steps(recipe.schedule, len(training))
     Plan(len(training), recipe.schedule.batch_size, recipe.seed, 1 if steps is None else steps)
     if steps is not None:

@@ -9,8 +9,6 @@ gives the same bytes.
 Memory while preparing: 16 bytes a row (hashes and lengths), the text itself streams. Legend: N corpus rows.
 """
 
-import gzip
-import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,6 +29,7 @@ from captionbert.artifacts.files import (
     write_json,
 )
 from captionbert.artifacts.progress import progress
+from captionbert.consensus.exclusion import exclusion_digest, read_exclusions
 from captionbert.consensus.readers import Source, open_source, read_source
 from captionbert.probes.geometry import length_percentiles
 
@@ -42,7 +41,6 @@ PLACES_KEPT = 1000  # quarantined rows listed by place; the rest are only counte
 _SCHEMA = pa.schema(
     [("id", pa.int64()), ("text", pa.large_string()), ("group", pa.int64()), ("held_out", pa.bool_())]
 )
-_NOT_PLAIN = re.compile(r"[^a-z0-9 ]")
 
 
 def grouped(rows: np.ndarray, step: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -94,6 +92,24 @@ class Corpus:
         return np.concatenate([b.to_numpy(zero_copy_only=False) for b in batches])  # [N]
 
     @property
+    def sources(self) -> list[tuple[str, int, int]]:
+        """(name, first row, row after the last) of each source: the rows of one lie together.
+
+        Raises:
+            InputError: the corpus was prepared before this was written down.
+        """
+        counts = self.manifest.get("source_rows")
+        if counts is None:
+            raise InputError(
+                f"{self.folder}: prepared by an earlier version, which did not note the rows of each source; delete "
+                "this folder and run `captionbert consensus embed` again: it prepares the same captions, and teachers' "
+                "vectors are kept"
+            )
+        ends = np.cumsum(counts).tolist()
+        names = [source[0] for source in self.manifest["inputs"]["sources"]]
+        return list(zip(names, [0, *ends[:-1]], ends))
+
+    @property
     def groups(self) -> np.ndarray:
         """int64 [N]: id of the first caption equal to this one."""
         return self._column("group")
@@ -131,35 +147,6 @@ def open_corpus(folder: str | Path) -> Corpus:
     return Corpus(folder)
 
 
-def normalise(text: str) -> str:
-    """The form in which evaluation sentences are compared: lower case, only a-z, 0-9 and single spaces."""
-    return " ".join(_NOT_PLAIN.sub("", text.lower()).split())
-
-
-def exclusion_digest(text: str) -> str:
-    """First 16 hex digits of SHA-256 of the normalised text: a line of an exclusion file."""
-    return sha256(normalise(text).encode()).hexdigest()[:16]
-
-
-def _read_exclusions(path: Path | None) -> frozenset[str]:
-    if path is None:
-        return frozenset()
-    if not path.is_file():
-        raise InputError(f"{path}: no such exclusion file; expected lines of 16 hex digits")
-    try:
-        content = path.read_bytes()
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("ascii")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not a file of digests, 16 hex digits a line ({error})") from None
-    digests = frozenset(text.split())
-    bad = next((d for d in digests if not re.fullmatch(r"[0-9a-f]{16}", d)), None)
-    if bad is not None or not digests:
-        raise InputError(
-            f"{path}: expected 16 hex digits a line, found {bad!r}" if bad else f"{path}: it is empty"
-        )
-    return digests
-
-
 @dataclass
 class _Tally:
     """What happened to the rows while reading."""
@@ -170,6 +157,7 @@ class _Tally:
         )
     )
     places: list[dict[str, Any]] = field(default_factory=list)
+    taken: list[int] = field(default_factory=list)  # rows handed on, of each source in turn
 
     def quarantine(self, source: Source, number: int, reason: str) -> None:
         self.counts["quarantined"] += 1
@@ -217,6 +205,7 @@ def _read_all(
     bar = progress(desc="read captions", unit="row")
     for source in sources:
         before = tally.counts["read"]
+        tally.taken.append(0)
         for number, raw in read_source(source, column):
             tally.counts["read"] += 1
             bar.update()
@@ -226,6 +215,7 @@ def _read_all(
             if excluded and exclusion_digest(text) in excluded:
                 tally.counts["excluded"] += 1
                 continue
+            tally.taken[-1] += 1
             yield text
         if tally.counts["read"] == before:
             raise InputError(
@@ -361,7 +351,7 @@ def prepare_corpus(
         raise InputError("no caption source given; expected at least one file or dataset")
     out = Path(out)
     opened = sorted((open_source(s) for s in sources), key=lambda s: (s.name, s.identity))
-    excluded = _read_exclusions(Path(exclude) if exclude is not None else None)
+    excluded = read_exclusions(Path(exclude) if exclude is not None else None)
     inputs = {
         "version": VERSION,
         "sources": [[s.name, s.identity, s.column] for s in opened],
@@ -404,9 +394,11 @@ def _build(texts: Iterator[str], folder: Path, inputs: dict[str, Any], tally: _T
     spool.unlink()
     # Without dropping, every later member of a group is still a duplicate to report.
     tally.counts["duplicate"] = len(keys) - distinct
+    ends = np.searchsorted(kept, np.cumsum(tally.taken))  # kept rows before the end of each source
     return {
         "kind": "corpus",
         "rows": len(kept),
+        "source_rows": np.diff(ends, prepend=0).tolist(),  # in the order of inputs.sources
         "digest": digest,
         "held_out_rows": int(held.sum()),
         "inputs": inputs,

@@ -44,6 +44,8 @@ class DataSection:
     tokenizer: str = "packaged:minilm"  # a folder, "packaged:NAME" or "hub-id@revision"
     frame_id: str | None = None  # refuse targets of any other frame
     rows: int | None = None  # use the first so many training rows; None: all
+    # Train on these sources alone: name of the file -> share of its rows, over 0 to 1, spread evenly. Empty: on all.
+    sources: dict[str, Any] = field(default_factory=dict)
     max_length: int = 256  # tokens, special tokens included
 
 
@@ -150,6 +152,7 @@ NOT_BINDING = (
 # Keys that came after runs had been stored. At their default they change nothing and stay out of `binding`, so that
 # such a run keeps its identity and can be resumed.
 ADDED_LATER = (
+    "data.sources",
     "loss.contrast_weight",
     "loss.similarity_weight",
     "loss.ranking_weight",
@@ -343,6 +346,12 @@ def _check(recipe: Recipe, where: str) -> None:
     for key, value in not_negative.items():
         if not 0 <= value < float("inf"):
             raise InputError(f"{where}: {key} must be a number of 0 or more, found {value}")
+    for name, share in recipe.data.sources.items():
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise InputError(
+                f"{where}: data.sources gives {name!r} the share {share!r}; expected a number over 0 and up to 1 (a "
+                "source that is not named is left out)"
+            )
     _check_loss(recipe.loss, where)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from captionbert.artifacts.errors import InputError
 from captionbert.consensus import captions as module
-from captionbert.consensus.captions import exclusion_digest, grouped, normalise, open_corpus, prepare_corpus
+from captionbert.consensus.captions import grouped, open_corpus, prepare_corpus
 
 
 def write(path: Path, rows: list[str]) -> str:
@@ -107,32 +107,6 @@ def test_a_caption_of_four_megabytes_is_cut_and_reported(tmp_path: Path) -> None
     assert corpus.manifest["lengths"]["max"] == corpus.character_lengths().max()
 
 
-def test_exclusion_follows_the_published_rule(tmp_path: Path) -> None:
-    assert normalise("  Two  DOGS, run-fast!") == "two dogs runfast"
-    (tmp_path / "exclude.txt").write_text(exclusion_digest("A cat sleeps.") + "\n")
-    source = write(tmp_path / "a.txt", ["a CAT  sleeps!", "a dog sleeps"])
-    corpus = prepare_corpus([source], tmp_path / "corpus", exclude=tmp_path / "exclude.txt", held_out=0)
-    assert corpus.texts(np.arange(corpus.rows)) == ["a dog sleeps"]
-    assert corpus.manifest["counts"]["excluded"] == 1
-    (tmp_path / "exclude.txt").write_text("not a digest\n")
-    with pytest.raises(InputError, match="expected 16 hex digits a line"):
-        prepare_corpus([source], tmp_path / "other", exclude=tmp_path / "exclude.txt")
-    with pytest.raises(InputError, match="no such exclusion file"):
-        prepare_corpus([source], tmp_path / "other", exclude=tmp_path / "gone.txt")
-
-
-def test_shared_exclusion_file_drops_evaluation_sentences(tmp_path: Path, shared_data: Path) -> None:
-    first = json.loads((shared_data / "data/sts/stsb-test.jsonl").open().readline())["sentence1"]
-    source = write(tmp_path / "a.txt", [first, "an entirely new sentence about seventeen purple llamas"])
-    exclude = shared_data / "data/captions/exclude.txt.gz"
-    assert (
-        prepare_corpus([source], tmp_path / "corpus", exclude=exclude, held_out=0).manifest["counts"][
-            "excluded"
-        ]
-        == 1
-    )
-
-
 def test_listing_order_of_sources_does_not_matter(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a.txt", ["one", "two"]), write(tmp_path / "b.txt", ["three"])
     first = prepare_corpus([b, a], tmp_path / "x", held_out=0)
@@ -203,3 +177,18 @@ def test_grouped_covers_every_place_once() -> None:
     found = {block: places.tolist() for block, places in grouped(rows, 5)}
     assert found == {0: [1, 4], 1: [0, 3], 2: [2]}
     assert list(grouped(np.array([], dtype=np.int64), 5)) == []
+
+
+def test_the_rows_of_each_source_are_told(tmp_path: Path, captions: list[str]) -> None:
+    one = write(tmp_path / "b.txt", [*captions[:50], "", captions[3]])
+    two = write(tmp_path / "a.txt", captions[40:120])  # read first, by its name
+    corpus = prepare_corpus([one, two], tmp_path / "corpus", held_out=0)
+    assert corpus.sources == [("a.txt", 0, 80), ("b.txt", 80, 120)]  # ten of b.txt stand in a.txt
+    assert corpus.texts(np.arange(80, 120)) == captions[:40]
+
+
+def test_a_corpus_that_does_not_tell_its_sources(tmp_path: Path, captions: list[str]) -> None:
+    corpus = prepare_corpus([write(tmp_path / "a.txt", captions)], tmp_path / "corpus")
+    del corpus.manifest["source_rows"]  # as prepared before they were noted
+    with pytest.raises(InputError, match="delete this folder and run"):
+        _ = corpus.sources

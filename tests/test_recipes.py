@@ -68,6 +68,11 @@ def test_an_override_wins_and_is_typed() -> None:
         ("schedule.batchsize=4", r"unknown key 'schedule\.batchsize' \(did you mean 'batch_size'\?\)"),
         ("shedule.steps=4", r"unknown key 'shedule' \(did you mean 'schedule'\?\)"),
         ("loss.temperature=0", r"loss\.temperature must be a positive number, found 0"),
+        (
+            "data.sources={a.txt: 0}",
+            r"data\.sources gives 'a\.txt' the share 0; expected a number over 0 and up to 1",
+        ),
+        ("data.sources={a.txt: true}", r"data\.sources gives 'a\.txt' the share True"),
         ("loss.temperature=-0.07", r"loss\.temperature must be a positive number"),
         ("loss.temperature=.nan", r"loss\.temperature must be a positive number"),
         ("schedule.batch_size=many", r"schedule\.batch_size must be int, found 'many'"),
@@ -131,12 +136,14 @@ FIRST_LOSS_KEYS = {"temperature", "symmetric", "mse_weight", "lookup_weight"}
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_later_loss_keys_enter_the_identity_only_when_they_say_something(name: str) -> None:
+def test_later_keys_enter_the_identity_only_when_they_say_something(name: str) -> None:
     base = binding(load_recipe(name))
     assert {key.removeprefix("loss.") for key in base if key.startswith("loss.")} == FIRST_LOSS_KEYS
     for change in ("contrast_weight=0.5", "similarity_weight=1", "ranking_weight=1", "ranking_margin=0.1"):
         key = f"loss.{change.split('=')[0]}"
         changed = binding(load_recipe(name, [f"loss.{change}"]))
         assert {k for k in changed if base.get(k) != changed[k]} == {key}
+    assert "data.sources" not in base
+    assert "data.sources" in binding(load_recipe(name, ["data.sources={a.txt: 0.5}"]))
     changed = binding(load_recipe(name, ["loss.matryoshka_weight=1", "loss.matryoshka_dims=[64]"]))
     assert changed["loss.matryoshka_dims"] == [64]

@@ -5,7 +5,7 @@ Loading is a pure function of the step, so the next one is prepared in a backgro
 Legend: N corpus rows, B rows of the global batch, b of this process, E width of a target.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,6 +28,10 @@ class Captions(Protocol):
 
     def texts(self, rows: np.ndarray) -> list[str]:
         """Captions of corpus rows [n]."""
+
+    @property
+    def sources(self) -> list[tuple[str, int, int]]:
+        """Name, first row and row after the last of each source; the rows of one lie together."""
 
     @property
     def groups(self) -> np.ndarray:
@@ -61,11 +65,17 @@ class StepBatch:
         return np.asarray([len(row) for row in self.ids], dtype=np.int64)
 
 
-def split_rows(captions: Captions, limit: int | None) -> tuple[np.ndarray, np.ndarray]:
+def split_rows(
+    captions: Captions, limit: int | None, shares: Mapping[str, float] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Training rows (the first `limit`, None for all) and held-out rows, int64 corpus row numbers.
 
+    Args:
+        shares: of each source's training rows, by its name, spread evenly over it; none or empty: all rows of all.
+            Held-out rows are those of every source whatever the shares, so that runs can be compared.
+
     Raises:
-        InputError: nothing is held out, or fewer training rows than `limit`.
+        InputError: nothing is held out, fewer training rows than `limit`, or a source that the corpus has not.
     """
     held_out = np.asarray(captions.held_out)
     training, validation = np.flatnonzero(~held_out), np.flatnonzero(held_out)
@@ -73,11 +83,27 @@ def split_rows(captions: Captions, limit: int | None) -> tuple[np.ndarray, np.nd
         raise InputError(
             "the corpus holds out no caption, so training could not be judged; prepare it with held-out rows"
         )
+    if shares:
+        training = _of_sources(training, captions, shares)
     if limit is not None and len(training) < limit:
         raise InputError(
             f"data.rows asks for {limit} training captions, the corpus has {len(training)}; lower it"
         )
     return training[:limit], validation
+
+
+def _of_sources(rows: np.ndarray, captions: Captions, shares: Mapping[str, float]) -> np.ndarray:
+    """Of ascending corpus rows [n] the given share of each named source's, spread evenly; at least one of each."""
+    known = [name for name, _, _ in captions.sources]
+    if unknown := sorted(set(shares) - set(known)):
+        raise InputError(f"data.sources names {unknown}; the corpus has {', '.join(sorted(set(known)))}")
+    parts = []
+    for name, first, stop in captions.sources:
+        own = rows[np.searchsorted(rows, first) : np.searchsorted(rows, stop)]
+        if name in shares and len(own):
+            count = max(1, round(len(own) * shares[name]))
+            parts.append(own[np.linspace(0, len(own) - 1, count).astype(np.int64)])
+    return np.concatenate(parts) if parts else rows[:0]
 
 
 def check_lookups(captions: Captions, rows: np.ndarray, tokenize: Tokenize, find: FindLookups) -> None:
