@@ -254,7 +254,11 @@ def _apply(values: dict[str, Any], override: str) -> None:
         if not isinstance(inner, dict):
             raise InputError(f"--set {override!r}: {section!r} is a value, not a section")
         target = inner
-    target[last] = yaml.safe_load(text)
+    try:
+        target[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        fault = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise InputError(f"--set {override!r}: its value cannot be read as YAML ({fault})") from None
 
 
 def _build(kind: type, values: Any, where: str, prefix: str) -> Any:
@@ -347,12 +351,23 @@ def _check(recipe: Recipe, where: str) -> None:
         if not 0 <= value < float("inf"):
             raise InputError(f"{where}: {key} must be a number of 0 or more, found {value}")
     for name, share in recipe.data.sources.items():
+        if not isinstance(name, str):
+            raise InputError(
+                f"{where}: data.sources names {name!r}, which is no text; expected names of files (in quotes where "
+                "YAML would read something else)"
+            )
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             raise InputError(
                 f"{where}: data.sources gives {name!r} the share {share!r}; expected a number over 0 and up to 1 (a "
                 "source that is not named is left out)"
             )
     _check_loss(recipe.loss, where)
+    alone = not any((recipe.loss.contrast_weight, recipe.loss.mse_weight, recipe.loss.similarity_weight))
+    if schedule.batch_size < 3 and alone:
+        raise InputError(
+            f"{where}: loss.ranking_weight alone compares three captions, so schedule.batch_size must be 3 or more, "
+            f"found {schedule.batch_size}"
+        )
 
 
 def _check_loss(loss: LossSection, where: str) -> None:
@@ -369,11 +384,11 @@ def _check_loss(loss: LossSection, where: str) -> None:
             f"{loss.ranking_margin}"
         )
     dims = loss.matryoshka_dims
-    wrong = [d for d in dims if not isinstance(d, int) or isinstance(d, bool) or d < 1]
+    wrong = [d for d in dims if not isinstance(d, int) or isinstance(d, bool) or d < 2]
     if wrong:
         raise InputError(
-            f"{where}: loss.matryoshka_dims must be whole numbers of coordinates from 1 to below the targets' width, "
-            f"found {wrong[0]!r}"
+            f"{where}: loss.matryoshka_dims must be whole numbers of coordinates from 2 (one of unit length is but a "
+            f"sign, which no gradient moves) to below the targets' width, found {wrong[0]!r}"
         )
     twice = sorted({d for d in dims if dims.count(d) > 1})
     if twice:

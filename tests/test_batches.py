@@ -43,6 +43,19 @@ def test_an_unknown_source_is_refused() -> None:
         rows_of(shares={"a.txt": 1, "d.txt": 1})
 
 
+def test_a_source_without_training_rows_is_refused() -> None:
+    class Empty(Held):
+        sources = (*Held.sources, ("copies.txt", 100, 100))
+
+    with pytest.raises(InputError, match=r"names \['copies.txt'\], of which no caption is trained on"):
+        split_rows(Empty(), None, {"a.txt": 1, "copies.txt": 1})  # type: ignore[arg-type]
+
+    class Twice(Held):
+        sources = (*Held.sources, ("a.txt", 100, 100))  # a second a.txt, all of it copies
+
+    assert len(split_rows(Twice(), None, {"a.txt": 1})[0]) == 54  # type: ignore[arg-type]
+
+
 def test_more_rows_than_there_are() -> None:
     with pytest.raises(InputError, match=r"data\.rows asks for 91 training captions, the corpus has 90"):
         rows_of(limit=91)

@@ -1,5 +1,6 @@
 """The losses against values computed by hand, and law 1."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -223,6 +224,24 @@ def test_equal_texts_are_no_pairs(batch) -> None:
     pairs = [losses.similarities(torch.from_numpy(x).float()) for x in batch]
     assert float(losses.similarity_loss(*pairs, none)) == 0.0
     assert float(losses.ranking_loss(*pairs, none, 0.1)) == 0.0
+
+
+def test_what_rounding_alone_tells_apart_has_no_order() -> None:
+    random = np.random.default_rng(2)
+    student, target = (unit(random.standard_normal((9, 5))) for _ in range(2))
+    target[1::2] = target[:-1:2]  # columns 0 and 1, 2 and 3 ... are the same captions' to the teachers
+    ours, theirs = (losses.similarities(torch.from_numpy(x).float()) for x in (student, target))
+    theirs += (
+        3e-8 * torch.from_numpy(random.standard_normal((9, 9))).float()
+    )  # as another order of sums would
+    values = []
+    for i, j in itertools.product(range(9), (1, 3, 5, 7, 8)):  # the others differ by rounding
+        k = (j + 1) % 9
+        if len({i, j, k}) == 3:
+            sign = float(torch.sign(theirs[i, j] - theirs[i, k]))
+            values.append(max(0.0, -sign * float(ours[i, j] - ours[i, k])))
+    found = losses.ranking_loss(ours, theirs, losses.distinct_pairs(torch.arange(9)), 0.0)
+    assert float(found) == pytest.approx(np.mean(values), rel=1e-5)
 
 
 def test_a_term_of_weight_0_is_neither_computed_nor_followed(batch) -> None:

@@ -93,10 +93,16 @@ def test_an_override_wins_and_is_typed() -> None:
         ("loss.matryoshka_dims=[64]", r"loss\.matryoshka_weight is 0 and .*\[64\]; .*needs both"),
         ("loss={matryoshka_weight: 1, matryoshka_dims: [8, 8]}", r"names 8 more than once"),
         ("loss={matryoshka_weight: 1, matryoshka_dims: [8, 0]}", r"must be whole numbers .*found 0"),
+        ("loss={matryoshka_weight: 1, matryoshka_dims: [8, 1]}", r"must be .* from 2 .*found 1"),
         ("loss={matryoshka_weight: 1, matryoshka_dims: [8.5]}", r"must be whole numbers .*found 8\.5"),
         ("loss.matryoshka_dims=64", r"loss\.matryoshka_dims must be list, found 64"),
         ("schedule.warmup=-1", r"schedule\.warmup must be a number of 0 or more"),
         ("seed.low=1", r"'seed' is a value, not a section"),
+        (
+            "data.sources={1: 1, a.txt: 1}",
+            r"data\.sources names 1, which is no text; expected names of files",
+        ),
+        ("data.sources={a.txt: 1", r"--set 'data\.sources=.*cannot be read as YAML \(expected ','"),
         ("schedule.batch_size", r"expected section\.key=value"),
     ],
 )
@@ -104,6 +110,14 @@ def test_what_a_recipe_may_not_say(override: str, message: str) -> None:
     base = ["seed=0"] if override.startswith("seed") else []
     with pytest.raises(InputError, match=message):
         load_recipe("mini", [*base, override])
+
+
+def test_ranking_alone_needs_three_captions() -> None:
+    alone = ["loss.contrast_weight=0", "loss.mse_weight=0", "loss.ranking_weight=1"]
+    with pytest.raises(InputError, match=r"ranking_weight alone .*batch_size must be 3 or more, found 2"):
+        load_recipe("mini", ["schedule.batch_size=2", *alone])
+    load_recipe("mini", ["schedule.batch_size=3", *alone])
+    load_recipe("mini", ["schedule.batch_size=2", *alone[1:]])
 
 
 def test_an_unknown_recipe_names_the_near_one(tmp_path: Path) -> None:

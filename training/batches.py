@@ -75,7 +75,8 @@ def split_rows(
             Held-out rows are those of every source whatever the shares, so that runs can be compared.
 
     Raises:
-        InputError: nothing is held out, fewer training rows than `limit`, or a source that the corpus has not.
+        InputError: nothing is held out, fewer training rows than `limit`, a source that the corpus has not, or one
+            without training rows.
     """
     held_out = np.asarray(captions.held_out)
     training, validation = np.flatnonzero(~held_out), np.flatnonzero(held_out)
@@ -97,13 +98,20 @@ def _of_sources(rows: np.ndarray, captions: Captions, shares: Mapping[str, float
     known = [name for name, _, _ in captions.sources]
     if unknown := sorted(set(shares) - set(known)):
         raise InputError(f"data.sources names {unknown}; the corpus has {', '.join(sorted(set(known)))}")
-    parts = []
+    parts: list[np.ndarray] = []
+    given: set[str] = set()
     for name, first, stop in captions.sources:
         own = rows[np.searchsorted(rows, first) : np.searchsorted(rows, stop)]
         if name in shares and len(own):
             count = max(1, round(len(own) * shares[name]))
             parts.append(own[np.linspace(0, len(own) - 1, count).astype(np.int64)])
-    return np.concatenate(parts) if parts else rows[:0]
+            given.add(name)
+    if bare := sorted(set(shares) - given):
+        raise InputError(
+            f"data.sources names {bare}, of which no caption is trained on: each stands in a source before it (they "
+            "are read in the order of their names) or is held out; leave the name out"
+        )
+    return np.concatenate(parts)
 
 
 def check_lookups(captions: Captions, rows: np.ndarray, tokenize: Tokenize, find: FindLookups) -> None:

@@ -37,6 +37,8 @@ from captionbert.recipes import LossSection
 
 ALWAYS = ("contrast", "mse", "lookup")  # terms that are computed whatever their weight, in this order
 OPTIONAL = ("similarity", "ranking", "matryoshka")
+# Cosines of fp32 vectors nearer than this are equal: what rounding alone tells apart has no order.
+_TIE = 1e-6
 
 
 class SharedForwardError(ValueError):
@@ -187,7 +189,8 @@ def ranking_loss(student: Tensor, target: Tensor, distinct: Tensor, margin: floa
     Args:
         student, target: from `similarities`, [B, B]: row i holds the similarities to anchor i.
         distinct: from `distinct_pairs`, [B, B].
-        margin: cosine, 0 or more; no triple that the teachers tell apart by more than it gives 0.
+        margin: cosine, 0 or more; no triple that the teachers tell apart by more than it (and by more than rounding)
+            gives 0.
     """
 
     def next_column(x: Tensor) -> Tensor:
@@ -196,7 +199,7 @@ def ranking_loss(student: Tensor, target: Tensor, distinct: Tensor, margin: floa
     difference = target - next_column(target)  # [B, B]: t_i . t_j - t_i . t_k
     # diagonal(): whether the texts of j and of k themselves differ
     distinct = distinct & next_column(distinct) & next_column(distinct).diagonal()
-    counted = distinct & (difference.abs() > margin)  # [B, B]
+    counted = distinct & (difference.abs() > max(margin, _TIE))  # [B, B]
     shortfall = (margin - difference.sign() * (student - next_column(student))).clamp(min=0)
     return (shortfall * counted).sum() / counted.sum().clamp(min=1)
 
@@ -210,7 +213,7 @@ def check_dims(dims: list[int], width: int) -> None:
     """Raises InputError unless each of `dims` (loss.matryoshka_dims) is below `width`, that of the targets."""
     if wide := [d for d in dims if d >= width]:
         raise InputError(
-            f"loss.matryoshka_dims names {wide[0]}, the targets are {width} wide; use widths from 1 to {width - 1} "
+            f"loss.matryoshka_dims names {wide[0]}, the targets are {width} wide; use widths from 2 to {width - 1} "
             "(the full width is trained by the other terms)"
         )
 
