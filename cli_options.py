@@ -32,7 +32,7 @@ def weights(text: str) -> dict[str, float]:
     """NAME=NUMBER,... by name, as an option's type; which names and numbers will do is the consensus' to say."""
     found: dict[str, float] = {}
     for word in text.split(","):
-        name, _, number = word.strip().rpartition("=")
+        name, _, number = (part.strip() for part in word.rpartition("="))
         try:
             value = float(number)
         except ValueError:
@@ -47,7 +47,7 @@ def weights(text: str) -> dict[str, float]:
 
 def weights_option(parser: argparse.ArgumentParser) -> None:
     """--weights of the verbs that fit a frame."""
-    note = "weights of teachers in the consensus, by their short names; one not named weighs 1 [equal]"
+    note = "weights of teachers in the consensus, by their short names; one not named weighs 1 [kept, equal at first]"
     parser.add_argument("--weights", type=weights, metavar="A=2,B=1", help=note)
 
 

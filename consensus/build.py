@@ -271,7 +271,8 @@ def fit(
     Args:
         sample_rows: rows of the fit, at most.
         force: accept N/d under 10.
-        weights: of the teachers in the mean, by name; see `frames.relative_weights`. They are part of the frame.
+        weights: of the teachers in the mean, by name; see `frames.relative_weights`. They are part of the frame. None:
+            those of the frame that is there, equal where there is none; {}: equal.
 
     Returns:
         The report (also in DIR/report.json; `report.format_report` prints it).

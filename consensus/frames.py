@@ -43,6 +43,7 @@ from captionbert.consensus.sampling import Sample, stratified_sample
 from captionbert.consensus.shards import ShardSet
 
 FRAME_KIND, VERSION = "consensus-frame", 1
+LEAST_WEIGHT = 1e-6  # of the heaviest teacher's; fp16 targets cannot show less
 _FITTED = ("matrix", "mean_in", "mean_out", "singular_values")
 
 
@@ -103,7 +104,8 @@ def relative_weights(weights: Mapping[str, float] | None, teachers: Sequence[str
         weights: by name, positive, of any magnitude; a teacher that is not named weighs 1.
 
     Raises:
-        InputError: a name that is no teacher's, or a weight that is not a positive number.
+        InputError: a name that is no teacher's, a weight that is not a positive number, or one under a millionth of
+            the largest.
     """
     given = dict(weights or {})
     for name, weight in given.items():
@@ -118,7 +120,30 @@ def relative_weights(weights: Mapping[str, float] | None, teachers: Sequence[str
     exact = {name: Fraction(repr(float(given.get(name, 1.0)))) for name in teachers}
     largest = max(exact.values())
     found = {name: float(weight / largest) for name, weight in exact.items()}
+    if light := [name for name, weight in found.items() if weight < LEAST_WEIGHT]:
+        raise InputError(
+            f"--weights: {light[0]} weighs less than {LEAST_WEIGHT:g} of the heaviest, so its vectors would be as good "
+            "as left out; leave it out of --teachers"
+        )
     return None if len(set(found.values())) == 1 else found
+
+
+def _kept_weights(folder: Path, teachers: Sequence[str]) -> dict[str, float] | None:
+    """The weights of the frame in `folder`, None where they are equal or there is no frame yet.
+
+    Raises:
+        InputError: they are of other teachers than `teachers`.
+    """
+    if not (folder / "frame.json").is_file():
+        return None
+    kept: dict[str, float] | None = read_json(folder / "frame.json", kind=FRAME_KIND).get("weights")
+    if kept is not None and set(kept) != set(teachers):
+        weighed = ", ".join(f"{name}={weight:g}" for name, weight in kept.items())
+        raise InputError(
+            f"{folder}: weighs {weighed}, the teachers are now {', '.join(teachers)}; give --weights "
+            f"({teachers[0]}=1 alone: all equal)"
+        )
+    return kept
 
 
 def open_teachers(out: Path, info: dict[str, Any], corpus: Corpus) -> dict[str, ShardSet]:
@@ -187,13 +212,14 @@ def fit_frame(
     Args:
         sample_rows: rows of the fit, at most; a smaller corpus gives what it has.
         force: accept N/d under 10.
-        weights: see `relative_weights`.
+        weights: see `relative_weights`; None: those of the frame that is there, equal where there is none.
 
     Raises:
-        InputError: see fit_map, score_map, open_teachers, relative_weights; or a map that is not above its shuffled
-            control.
+        InputError: see fit_map, score_map, open_teachers, relative_weights; a map that is not above its shuffled
+            control; or no weights given where a frame has those of other teachers.
     """
-    relative = relative_weights(weights, [record["name"] for record in info["teachers"]])
+    folder, names = out / "frame", [record["name"] for record in info["teachers"]]
+    relative = _kept_weights(folder, names) if weights is None else relative_weights(weights, names)
     shards = open_teachers(out, info, corpus)
     inputs = {
         "version": VERSION,
@@ -205,7 +231,6 @@ def fit_frame(
         "ridge": RIDGE,
         "drop": DROP,
     }
-    folder = out / "frame"
     if (folder / "frame.json").is_file() and read_json(folder / "frame.json", kind=FRAME_KIND)[
         "inputs"
     ] == inputs:

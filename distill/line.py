@@ -190,7 +190,7 @@ class _Line:
             """Fit the maps, publish consensus/frame and tell the scores."""
             # Nothing to embed, but the list of teachers may be shorter now.
             self._embed_first(len(self.specs))
-            report = build.fit(self.consensus, force=self.plan.force, weights=self.weights)
+            report = build.fit(self.consensus, force=self.plan.force, weights=self.weights or {})
             self._tell(format_report({key: value for key, value in report.items() if key != "input"}))
 
         return Stage(

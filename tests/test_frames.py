@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from captionbert.artifacts.errors import InputError
-from captionbert.artifacts.files import write_json
+from captionbert.artifacts.files import read_json, write_json
 from captionbert.consensus.build import embed, open_consensus
 from captionbert.consensus.build import fit as fit_and_report
 from captionbert.consensus.build import targets as build_targets
+from captionbert.consensus.captions import open_corpus
 from captionbert.consensus.frames import Frame, fit_frame, open_frame, relative_weights
 from captionbert.consensus.report import format_report
 from captionbert.consensus.shards import ShardSet
@@ -195,7 +196,22 @@ def test_equal_weights_of_any_magnitude_are_no_weights(embedded: Path) -> None:
     assert {p.name: p.read_bytes() for p in (embedded / "frame").iterdir()} == files
     assert {p.name: p.read_bytes() for p in (embedded / "targets").iterdir()} == targets
     fitted(embedded, weights={"ref": 2.0})
-    assert fitted(embedded).frame_id == plain.frame_id  # and back again
+    assert fitted(embedded, weights={}).frame_id == plain.frame_id  # and back again
+
+
+def test_weights_stay_until_others_are_given(embedded: Path) -> None:
+    plain = fitted(embedded)
+    frame = fitted(embedded, weights={"ref": 2.0})
+    assert fitted(embedded).frame_id == frame.frame_id
+    assert fitted(embedded, sample_rows=900).weights == frame.weights  # fitted anew, on other rows
+    assert fitted(embedded, weights={"ref": 1.0}).frame_id == plain.frame_id
+    fitted(embedded, weights={"ref": 2.0})
+    info = read_json(embedded / "consensus.json")
+    info["teachers"].pop()
+    with pytest.raises(
+        InputError, match=r"weighs ref=1, wide=0\.5, slim=0\.5, the teachers are now ref, wide; give"
+    ):
+        fit_frame(embedded, info, open_corpus(embedded / "corpus"))
 
 
 def test_weights_are_in_the_report_and_old_targets_are_refused(embedded: Path) -> None:
@@ -207,7 +223,8 @@ def test_weights_are_in_the_report_and_old_targets_are_refused(embedded: Path) -
     assert describe(embedded)["teachers"]["slim"]["weight"] == pytest.approx(1 / 3)
     with pytest.raises(InputError, match=r"holds targets of frame .*remove that folder"):
         build_targets(embedded)
-    assert "weights" not in fit_and_report(embedded)["alignment"]
+    assert "weights" in fit_and_report(embedded)["alignment"]
+    assert "weights" not in fit_and_report(embedded, weights={})["alignment"]
     assert "weight" not in describe(embedded)["teachers"]["slim"]
 
 
@@ -225,6 +242,7 @@ def test_weights_are_compared_as_decimals() -> None:
         ({"wide": 0.0}, r"--weights: wide=0; expected a positive number"),
         ({"wide": -1.0}, r"--weights: wide=-1; expected a positive number"),
         ({"wide": float("nan")}, r"--weights: wide=nan; expected a positive number"),
+        ({"wide": 1e-200, "ref": 1e200}, r"wide weighs less than 1e-06 of the heaviest"),
         ({"wide": float("inf")}, r"--weights: wide=inf; expected a positive number"),
     ],
 )

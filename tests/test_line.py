@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from captionbert.artifacts.errors import InputError
+from captionbert.consensus import build
 from captionbert.consensus.specs import parse_teacher
 from captionbert.distill import line as line_module
 from captionbert.distill import measure
@@ -126,6 +127,8 @@ def test_unequal_weights_are_an_input_of_the_fit(line: Line) -> None:
     assert did(line.go(weights={"large": 3.0, "small": 3.0})) == []
     with pytest.raises(InputError, match=r"weights was absent, is \{'large': 1\.0, 'small': 0\.5\}"):
         line.go(weights={"large": 2.0})
+    build.fit(line.folder / "out" / "consensus", weights={"large": 2.0})  # behind its back
+    assert did(line.go()) == ["fit"]  # equal again, so that the targets and all that follows stay
 
 
 def test_widths_that_the_reference_has_not_are_found_before_it_embeds(line: Line, tmp_path: Path) -> None:
