@@ -264,7 +264,22 @@ class CaptionBertProjection(nn.Module):
 
 
 def _check_loaded_positions(module: nn.Module, keys: Any) -> None:
-    """After `load_state_dict` by hand: the same refusal as `from_pretrained`."""
+    """After `load_state_dict` by hand: the same refusals as `from_pretrained`, with strict=False too."""
+    missing = set(keys.missing_keys)
+    # Whoever loads other parts of a model, without its attention, needs no identity.
+    alone = [
+        name
+        for name in missing
+        if name.split(".")[-1] == "position_identity"
+        and name.removesuffix("position_identity") + "layers.0.attention.qkv.weight" not in missing
+    ]
+    left = [name for name in keys.unexpected_keys if name.split(".")[-1] == "position_identity"]
+    if alone or left:
+        raise ValueError(
+            f"the weights {'do not carry' if alone else 'carry'} a position_identity, and the config's position_type "
+            f"is {module.config.position_type!r}: they were trained with other positions; load them into a model with "
+            "the config that belongs to them"
+        )
     module.check_position_identity()  # type: ignore[operator]
 
 
@@ -293,7 +308,7 @@ class CaptionBertModel(PreTrainedModel):
             # In the checkpoint, so that weights are never read with other angles than they were trained with.
             # Bytes: averaging or casting a whole checkpoint leaves them as they are.
             self.register_buffer("position_identity", torch.empty(8, dtype=torch.uint8))
-            self.register_load_state_dict_post_hook(_check_loaded_positions)
+        self.register_load_state_dict_post_hook(_check_loaded_positions)
         self.post_init()
 
     @classmethod

@@ -514,6 +514,27 @@ def test_equal_meanings_have_one_identity_and_averaging_keeps_it(tmp_path: Path)
         other.load_state_dict(averaged)
 
 
+def test_weights_without_their_identity_are_refused_by_hand_too(tmp_path: Path) -> None:
+    model = saved(tmp_path)
+    weights = model.state_dict()
+    bare = {name: tensor for name, tensor in weights.items() if name != "position_identity"}
+    for strict in (True, False):
+        with pytest.raises(ValueError, match="the weights do not carry a position_identity"):
+            model.load_state_dict(bare, strict=strict)
+    whole = torch.nn.ModuleDict({"encoder": model, "head": torch.nn.Linear(2, 2)})
+    with pytest.raises(ValueError, match="the weights do not carry a position_identity"):
+        whole.load_state_dict({f"encoder.{name}": tensor for name, tensor in bare.items()}, strict=False)
+    whole.load_state_dict(
+        {"head.bias": torch.ones(2)}, strict=False
+    )  # nothing of the encoder: nothing to refuse
+    table = "embeddings.word_embeddings.weight"
+    model.load_state_dict({table: weights[table]}, strict=False)
+    plain = CaptionBertModel(CaptionBertConfig.from_preset("captionbert-mini", num_hidden_layers=1))
+    weights = {"position_identity": weights["position_identity"], **plain.state_dict()}
+    with pytest.raises(ValueError, match=r"the weights carry a position_identity.*'rotary'"):
+        plain.load_state_dict(weights, strict=False)
+
+
 def test_tokens_added_later_are_words_of_their_own(tmp_path: Path) -> None:
     model = saved(tmp_path)
     model.resize_token_embeddings(30_600)
