@@ -69,7 +69,7 @@ def _check_outputs(options: Options) -> None:
 
     Raises:
         InputError: see check_output; an input or another output under the same name; a file in a folder that is read;
-            an existing --json file that is no earlier report.
+            an existing --json file that is no earlier report; --arrays without .npz.
     """
     given = {name: value for name, value in vars(options).items() if value}
     names = ("json", "arrays", "html", *(["out"] if options.verb == "embed" else []))
@@ -88,6 +88,8 @@ def _check_outputs(options: Options) -> None:
                 raise InputError(f"{name} {path}: is read as well; give another file")
             if other.is_dir() and path.resolve().is_relative_to(other.resolve()) and not report:
                 raise InputError(f"{name} {path}: is a file of {other}, which is read; give another name")
+        if name == "--arrays" and path.suffix != ".npz":
+            raise InputError(f"{name} {path}: expected a name that ends in .npz")
         if name == "--json" and os.path.isfile(path) and os.path.getsize(path) and not report:
             raise InputError(f"{name} {path}: exists and is no earlier report; give another name")
         if sum(path.resolve() == other.resolve() for other in outputs.values()) > 1:

@@ -21,6 +21,9 @@ from typing import Any
 from captionbert.artifacts.errors import InputError
 
 MANIFEST, MANIFEST_KIND = "manifest.json", "folder-manifest"
+EXPORT_RECORD, EXPORT_KIND = "captionbert.json", "captionbert-export"
+# Of an export, about the model: rewritten when figures arrive, so no part of its identity.
+ABOUT_EXPORT = frozenset({EXPORT_RECORD, MANIFEST, "README.md", "parity.json"})
 _CHUNK = 1 << 22
 # The "kind" of each JSON file that a command writes for its user alone: nothing reads it again; it may be replaced.
 REPORT_KINDS = (
@@ -101,15 +104,38 @@ def publish_file(path: str | Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def _make_folder(path: Path) -> list[Path]:
+    """Make a folder with its parents; returns those that were missing, the deepest first."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Remove folders, the deepest first, as long as they are empty."""
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+
+
 def probe_writable(folder: str | Path) -> None:
-    """Create, rename and remove a small file in `folder`, which is made when missing.
+    """Create, rename and remove a small file in `folder`; a missing folder is made for that and removed again.
 
     Raises:
         InputError: that fails (read-only, a file in the way, no space): found before any long work.
     """
-    folder = Path(folder)
+    with _probed(Path(folder)):
+        pass
+
+
+@contextmanager
+def _probed(folder: Path) -> Iterator[None]:
+    """`probe_writable`; folders that were missing are removed again after the block."""
+    made: list[Path] = []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        made = _make_folder(folder)
         # Both names are new ones: nothing that lies in the folder may be replaced.
         handle, name = tempfile.mkstemp(prefix=".tmp-probe-", dir=folder)
         with os.fdopen(handle, "wb") as stream:
@@ -117,14 +143,20 @@ def probe_writable(folder: str | Path) -> None:
         os.replace(name, f"{name}.renamed")
         os.unlink(f"{name}.renamed")
     except OSError as error:
+        _remove_empty(made)
         raise InputError(f"{folder}: cannot be written ({error}); choose another output folder") from None
+    try:
+        yield
+    finally:
+        _remove_empty(made)
 
 
 def check_output(path: str | Path) -> None:
-    """Refuse a file that could not be written, before any work is done.
+    """Refuse a file that could not be written, before any work is done. Nothing is left behind, no folder either.
 
     Raises:
-        InputError: it is a folder or a device, is in a published folder, or its folder cannot be made or written.
+        InputError: it is a folder or a device, is in a folder that lists its files (a published one, an export), or its
+            folder cannot be made or written.
     """
     path = Path(path)
     if os.path.isdir(path):
@@ -132,23 +164,26 @@ def check_output(path: str | Path) -> None:
     if os.path.exists(path) and not path.is_file():
         raise InputError(f"{path}: is no ordinary file and would be replaced; give a file name")
     for folder in path.resolve().parents:
-        if _lists_its_files(folder):
-            raise InputError(f"{path}: {folder} has a {MANIFEST} that lists its files; write it elsewhere")
-    probe_writable(path.parent)
-    try:  # as publish_file will: a name may be too long
-        handle, name = tempfile.mkstemp(prefix=_temporary_prefix(path), dir=path.parent)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error}); give a shorter name") from None
-    os.close(handle)
-    os.unlink(name)
+        if name := _list_of_files(folder):
+            raise InputError(f"{path}: {folder} has a {name} that lists its files; write it elsewhere")
+    with _probed(path.parent):
+        try:  # as publish_file will: a name may be too long
+            handle, name = tempfile.mkstemp(prefix=_temporary_prefix(path), dir=path.parent)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error}); give a shorter name") from None
+        os.close(handle)
+        os.unlink(name)
 
 
-def _lists_its_files(folder: Path) -> bool:
-    """Whether a folder is a published one, which another file would spoil."""
-    try:
-        return (folder / MANIFEST).is_file() and read_json(folder / MANIFEST).get("kind") == MANIFEST_KIND
-    except (InputError, OSError):  # another program's
-        return False
+def _list_of_files(folder: Path) -> str | None:
+    """Name of the file that lists what belongs to a folder, which another file would spoil; None where none does."""
+    for name, kind in ((MANIFEST, MANIFEST_KIND), (EXPORT_RECORD, EXPORT_KIND)):
+        try:
+            if (folder / name).is_file() and read_json(folder / name).get("kind") == kind:
+                return name
+        except (InputError, OSError):  # another program's
+            continue
+    return None
 
 
 def is_report(path: str | Path) -> bool:
@@ -286,23 +321,45 @@ def verify_folder(path: str | Path) -> dict[str, Any]:
 
 @contextmanager
 def folder_lock(path: str | Path) -> Iterator[None]:
-    """Hold `path` for one process. The lock is the kernel's (flock): a killed holder frees it.
+    """Hold `path` for one process, made when missing. The lock is the kernel's (flock): a killed holder frees it.
+
+    Where the block fails before it has written anything, the folder is left as it was found, or gone.
 
     Raises:
         InputError: another process holds it; the message names that process and its machine.
     """
     path = Path(path)
-    path.mkdir(parents=True, exist_ok=True)
-    with open(path / ".lock", "a+", encoding="utf-8") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            stream.seek(0)
-            holder = stream.read().strip() or "another process"
-            raise InputError(
-                f"{path}: in use by {holder}; wait for it, stop it, or choose another folder"
-            ) from None
+    made = _make_folder(path)
+    lock = path / ".lock"
+    found = lock.exists()
+    with _held(lock, path) as stream:
         stream.truncate(0)
         stream.write(f"process {os.getpid()} on {socket.gethostname()}")
         stream.flush()
-        yield
+        try:
+            yield
+        except BaseException:
+            if not found and path.is_dir() and os.listdir(path) == [lock.name]:
+                lock.unlink()
+                _remove_empty(made)
+            raise
+
+
+@contextmanager
+def _held(lock: Path, path: Path) -> Iterator[Any]:
+    """The open file `lock` under flock; made again where a failing holder removed it in the meantime."""
+    while True:
+        path.mkdir(parents=True, exist_ok=True)
+        with open(lock, "a+", encoding="utf-8") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                stream.seek(0)
+                holder = stream.read().strip() or "another process"
+                raise InputError(
+                    f"{path}: in use by {holder}; wait for it, stop it, or choose another folder"
+                ) from None
+            if not lock.exists() or not os.path.samestat(os.fstat(stream.fileno()), os.stat(lock)):
+                continue
+            yield stream
+            return

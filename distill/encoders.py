@@ -88,16 +88,11 @@ class OwnEncoder:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """For a report; "digest" covers every file that decides a vector."""
-        from captionbert.artifacts.files import digest_json
+        from captionbert.artifacts.files import ABOUT_EXPORT, digest_json
         from captionbert.consensus.teachers import deciding_files
 
         weights = next(self.model.parameters())
-        # captionbert.json and manifest.json tell of the files; they decide nothing
-        files = {
-            k: v
-            for k, v in deciding_files(self.folder).items()
-            if k not in ("captionbert.json", "manifest.json")
-        }
+        files = {k: v for k, v in deciding_files(self.folder).items() if k not in ABOUT_EXPORT}
         return {
             "is": "model",
             "digest": digest_json(files),

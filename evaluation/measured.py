@@ -19,13 +19,18 @@ from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 
 from captionbert.artifacts.errors import InputError
-from captionbert.artifacts.files import digest_json, read_json, sha256_file
+from captionbert.artifacts.files import (
+    ABOUT_EXPORT,
+    EXPORT_KIND,
+    EXPORT_RECORD,
+    digest_json,
+    read_json,
+    sha256_file,
+)
 from captionbert.consensus.encoder import CONSENSUS, Encoder, open_fixed
 from captionbert.consensus.packaged import HUB_PIN, PACKAGED, packaged_folder
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Text about the model, not the model: editing a card must not change what was measured.
-_NOT_IDENTITY = {"README.md", "manifest.json", "captionbert.json"}
 _WEIGHTS = "model.safetensors"
 
 
@@ -62,7 +67,7 @@ def identify(folder: str | Path) -> Identity:
     files = {
         file.relative_to(path).as_posix(): sha256_file(file)
         for file in sorted(path.rglob("*"))
-        if file.is_file() and file.name not in _NOT_IDENTITY and not _hidden(file.relative_to(path))
+        if file.is_file() and file.name not in ABOUT_EXPORT and not _hidden(file.relative_to(path))
     }
     _check_record(path, files)
     label = name.removeprefix("packaged:") if name.startswith("packaged:") else path.resolve().name
@@ -71,12 +76,12 @@ def identify(folder: str | Path) -> Identity:
 
 def _check_record(folder: Path, files: dict[str, str]) -> None:
     """An export says what its files were; a changed one is refused before its code is run."""
-    if not (folder / "captionbert.json").is_file():
+    if not (folder / EXPORT_RECORD).is_file():
         return
-    recorded = read_json(folder / "captionbert.json", kind="captionbert-export")["files"]
+    recorded = read_json(folder / EXPORT_RECORD, kind=EXPORT_KIND)["files"]
     for name in sorted(set(recorded) | set(files)):
         if recorded.get(name) != files.get(name):
-            raise InputError(f"{folder / name}: differs from the record in captionbert.json; export again")
+            raise InputError(f"{folder / name}: differs from the record in {EXPORT_RECORD}; export again")
 
 
 def _hidden(path: Path) -> bool:

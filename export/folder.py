@@ -11,6 +11,9 @@ from typing import Any
 
 from captionbert.artifacts.errors import InputError
 from captionbert.artifacts.files import (
+    ABOUT_EXPORT,
+    EXPORT_KIND,
+    EXPORT_RECORD,
     MANIFEST,
     digest_json,
     publish_folder,
@@ -19,13 +22,12 @@ from captionbert.artifacts.files import (
     write_json,
 )
 from captionbert.configuration_captionbert import CaptionBertConfig
-from captionbert.export.source import RECORD, Source, cast, model_dtype, read_source
+from captionbert.export.source import Source, cast, model_dtype, read_source
 from captionbert.export.st_files import write_fallback, write_own_head
 from captionbert.export.tokenizer import write_tokenizer
 from captionbert.model_card.render import write_card
 from captionbert.modeling_captionbert import CaptionBertModel
 
-KIND = "captionbert-export"
 REMOTE_FILES = (
     "attention_captionbert.py",
     "configuration_captionbert.py",
@@ -33,8 +35,6 @@ REMOTE_FILES = (
     "modeling_captionbert.py",
     "rotary_captionbert.py",
 )
-# About the model, and rewritten when figures arrive: no part of its identity.
-_NOT_IDENTITY = {RECORD, MANIFEST, "README.md"}
 
 
 def export_checkpoint(
@@ -72,7 +72,7 @@ def export_checkpoint(
             write_fallback(temporary, source.config, tensors)
         else:
             write_own_head(temporary)
-        write_json(temporary / RECORD, _record(source, tensors, temporary, fallback))
+        write_json(temporary / EXPORT_RECORD, _record(source, tensors, temporary, fallback))
         write_card(temporary, name=out.name)
     (out / MANIFEST).unlink()  # captionbert.json says the same, and leaves the README free to change
     return out
@@ -84,15 +84,15 @@ def _check_out(out: Path, source: Source, replace: bool) -> None:
         raise InputError(f"{out}: holds the checkpoint that is being exported; choose another folder")
     if out.exists() and not out.is_dir():
         raise InputError(f"{out}: is a file; name a folder")
-    if out.is_dir() and any(out.iterdir()) and not (out / RECORD).is_file():
+    if out.is_dir() and any(out.iterdir()) and not (out / EXPORT_RECORD).is_file():
         raise InputError(
-            f"{out}: is not empty and is no earlier export (no {RECORD}); choose another folder or empty it"
+            f"{out}: is not empty and is no earlier export (no {EXPORT_RECORD}); choose another folder or empty it"
         )
-    if (out / RECORD).is_file():
+    if (out / EXPORT_RECORD).is_file():
         record = read_record(out)
         if not replace and record.get("lineage", {}).get("digest") != source.lineage.get("digest"):
             raise InputError(f"{out}: holds an export of another run; choose another folder, or --replace it")
-        written = {*record["files"], *_NOT_IDENTITY}
+        written = {*record["files"], *ABOUT_EXPORT}
         others = (p.relative_to(out) for p in out.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
         strange = sorted(p.as_posix() for p in others if p.as_posix() not in written)
         if strange:
@@ -135,7 +135,7 @@ def identity_files(folder: Path) -> dict[str, str]:
     return {
         path.relative_to(folder).as_posix(): sha256_file(path)
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in _NOT_IDENTITY and not _passed_over(path.relative_to(folder))
+        if path.is_file() and path.name not in ABOUT_EXPORT and not _passed_over(path.relative_to(folder))
     }
 
 
@@ -147,7 +147,7 @@ def _passed_over(path: Path) -> bool:
 def _record(source: Source, tensors: dict[str, Any], folder: Path, fallback: bool) -> dict[str, Any]:
     files = identity_files(folder)
     return {
-        "kind": KIND,
+        "kind": EXPORT_KIND,
         "digest": digest_json(files),
         "files": files,
         "source_digest": source.digest,
@@ -160,7 +160,7 @@ def _record(source: Source, tensors: dict[str, Any], folder: Path, fallback: boo
 
 def read_record(folder: str | Path) -> dict[str, Any]:
     """`captionbert.json` of an export. Raises InputError where it is missing or damaged."""
-    return read_json(Path(folder) / RECORD, kind=KIND)
+    return read_json(Path(folder) / EXPORT_RECORD, kind=EXPORT_KIND)
 
 
 def verify_export(folder: str | Path, digest: str | None = None) -> dict[str, Any]:
@@ -182,14 +182,16 @@ def verify_export(folder: str | Path, digest: str | None = None) -> dict[str, An
     found = identity_files(folder)
     for name, expected in record["files"].items():
         if name not in found:
-            raise InputError(f"{folder / name}: missing, but listed in {RECORD}; export again")
+            raise InputError(f"{folder / name}: missing, but listed in {EXPORT_RECORD}; export again")
         if found[name] != expected:
             raise InputError(
                 f"{folder / name}: expected SHA-256 {expected}, found {found[name]}; its content was changed"
             )
     unlisted = sorted(set(found) - set(record["files"]))
     if unlisted:
-        raise InputError(f"{folder / unlisted[0]}: not listed in {RECORD}; it does not belong to this export")
+        raise InputError(
+            f"{folder / unlisted[0]}: not listed in {EXPORT_RECORD}; it does not belong to this export"
+        )
     actual = digest_json(found)
     if record["digest"] != actual or (digest is not None and digest != actual):
         raise InputError(

@@ -14,11 +14,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from captionbert.artifacts.errors import InputError
-from captionbert.artifacts.files import MANIFEST, digest_json, read_json, sha256_file, verify_folder
+from captionbert.artifacts.files import (
+    EXPORT_RECORD,
+    MANIFEST,
+    digest_json,
+    read_json,
+    sha256_file,
+    verify_folder,
+)
 from captionbert.configuration_captionbert import CaptionBertConfig
 from captionbert.modeling_captionbert import CaptionBertModel
-
-RECORD = "captionbert.json"  # of an export
 
 WEIGHTS = "model.safetensors"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -184,7 +189,7 @@ def _tokenizer_file(folder: Path) -> Path:
 
 def read_lineage(folder: Path) -> dict[str, Any]:
     """What the run says about itself: corpus, teachers, targets, recipe. Empty for a bare model folder."""
-    if (folder / RECORD).is_file():  # an export, exported again in another form
-        return read_json(folder / RECORD).get("lineage", {})
+    if (folder / EXPORT_RECORD).is_file():  # an export, exported again in another form
+        return read_json(folder / EXPORT_RECORD).get("lineage", {})
     identity = folder.parent.parent.parent / "config" / "identity.json"
     return read_json(identity) if identity.is_file() else {}

@@ -143,11 +143,13 @@ def draw_task(
         grouped: a query is another caption of the image; False: the held caption itself.
 
     Raises:
-        InputError: an unknown split; too few captions, or images with two, for so many documents and queries; held
-            captions that do not fit into the shortest document.
+        InputError: an unknown split; a single document; too few captions, or images with two, for so many documents
+            and queries; held captions that do not fit into the shortest document.
     """
     if split not in SPLITS:
         raise InputError(f"split {split!r}: expected dev or test")
+    if documents < 2:
+        raise InputError(f"--documents {documents}: one document is always found; give 2 or more")
     random = np.random.default_rng(seed)
     units = [u for u in random.permutation(len(pool.units)) if split_of(pool.units[u]) == split]
     fit = [u for u in units if not grouped or len(pool.others[u]) > 1]

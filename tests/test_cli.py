@@ -502,7 +502,10 @@ def test_an_output_may_not_be_an_input(
         ([*lookup, "--arrays", paragraphs], "is read as well"),
         ([*lookup, "--json", own], f"is a file of {model}, which is read"),
         ([*lookup, "--json", str(structured_folder / "config.json")], f"is a file of {model}"),
-        ([*lookup, "--json", f"{tmp_path}/x", "--arrays", f"{tmp_path}/x"], "two outputs have this name"),
+        (
+            [*lookup, "--json", f"{tmp_path}/x.npz", "--arrays", f"{tmp_path}/x.npz"],
+            "two outputs have this name",
+        ),
         ([*interventions, "--json", str(dev)], "is read as well"),
         (["probe", "show", "a cat", "--model", model, "--html", own], "is a file of"),
         (["embed", "--file", str(dev), "--out", str(dev)], "is read as well"),

@@ -115,7 +115,8 @@ def test_wrong_input_is_told_before_a_model_is_opened(models, files, tmp_path, m
     for kind, more, message in (
         ("binding-probe", ["--json", files["swaps.jsonl"]], "is read as well"),
         ("binding-probe", ["--json", own], "is a file of"),
-        ("binding-probe", ["--arrays", str(tmp_path)], "is a folder; give a file name"),
+        ("binding-probe", ["--arrays", str(tmp_path)], "expected a name that ends in .npz"),
+        ("binding-probe", ["--arrays", str(tmp_path / "b.npy")], "expected a name that ends in .npz"),
         ("binding-probe", ["--models", ",".join([models[0]] * 2)], "is given more than once"),
         ("binding-probe", ["--models", ","], "--models: no model"),
         ("asymmetric-probe", ["--documents", models[0]], "is given more than once"),

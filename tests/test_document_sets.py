@@ -78,6 +78,11 @@ def test_documents_have_the_length_and_every_caption_stands_once(pool, tokenizer
     assert {inside(task.sets[1].texts[d]).index(q) for q, d in zip(task.queries, task.right)} > {0, 1}
 
 
+def test_one_document_is_no_search(pool, tokenizer) -> None:
+    with pytest.raises(InputError, match="--documents 1: one document is always found; give 2 or more"):
+        drawn(pool, tokenizer, documents=1)
+
+
 def test_splits_never_share_a_caption_whatever_the_seed(pool, tokenizer) -> None:
     texts = {
         (split, seed): {

@@ -1,11 +1,13 @@
 """Publishing files and folders: whole or absent, verified by digest, locked for one process."""
 
+import fcntl
 import os
 import resource
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +39,8 @@ def test_digests_agree_and_depend_on_content(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     probe_writable(tmp_path / "new" / "folder")
+    assert list(tmp_path.iterdir()) == []  # nothing is made for work that may never begin
+    (tmp_path / "new" / "folder").mkdir(parents=True)
     (tmp_path / "new" / "folder" / ".probe").write_text("a user's")
     probe_writable(tmp_path / "new" / "folder")
     assert [p.name for p in (tmp_path / "new" / "folder").iterdir()] == [".probe"]
@@ -75,8 +79,8 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_an_output_that_cannot_be_written_is_told_and_leaves_nothing(tmp_path: Path) -> None:
-    check_output(tmp_path / "new" / "a.json")
-    assert list((tmp_path / "new").iterdir()) == []
+    check_output(tmp_path / "new" / "deep" / "a.json")
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(InputError, match="is a folder; give a file name"):
         check_output(tmp_path)
     for long in (250, 300):
@@ -96,6 +100,12 @@ def test_no_file_is_put_into_a_published_folder(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "manifest.json").write_text('{"kind": "another program\'s"}')
     check_output(tmp_path / "site" / "r.json")
+
+
+def test_no_file_is_put_into_an_export(tmp_path: Path) -> None:
+    write_json(tmp_path / "model" / "captionbert.json", {"kind": "captionbert-export"})
+    with pytest.raises(InputError, match=r"has a captionbert\.json that lists its files"):
+        check_output(tmp_path / "model" / "r.json")
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
@@ -228,3 +238,34 @@ def test_a_second_process_is_refused_and_told_who_holds_the_folder(tmp_path: Pat
         assert f"in use by process {os.getpid()}" in done.stdout
     with folder_lock(tmp_path):
         pass
+
+
+def test_work_that_fails_before_it_writes_leaves_no_folder(tmp_path: Path) -> None:
+    def fail(folder: Path, *, after: str | None = None) -> None:
+        with folder_lock(folder):
+            if after is not None:
+                (folder / after).write_text("kept")
+            raise InputError("refused")
+
+    (tmp_path / "mine").mkdir()
+    for folder, after in (("a/b", None), ("mine", None), ("c", "work")):
+        with pytest.raises(InputError, match="refused"):
+            fail(tmp_path / folder, after=after)
+    assert sorted(p.name for p in tmp_path.rglob("*")) == [".lock", "c", "mine", "work"]
+
+
+def test_a_lock_that_was_removed_under_a_waiting_process_is_no_lock(tmp_path: Path, monkeypatch) -> None:
+    flock, taken = fcntl.flock, []
+
+    def late(stream: Any, how: int) -> None:
+        """The first time, as if a failing holder had removed its file between open and flock."""
+        if not taken:
+            (tmp_path / "run" / ".lock").unlink()
+            (tmp_path / "run").rmdir()
+        taken.append(how)
+        flock(stream, how)
+
+    monkeypatch.setattr("captionbert.artifacts.files.fcntl.flock", late)
+    with folder_lock(tmp_path / "run"):
+        assert len(taken) == 2
+        assert (tmp_path / "run" / ".lock").read_text().startswith("process")

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from captionbert.artifacts.errors import InputError
-from captionbert.artifacts.files import digest_json
+from captionbert.artifacts.files import EXPORT_RECORD, digest_json
 from captionbert.configuration_captionbert import CaptionBertConfig
-from captionbert.export.folder import RECORD, export_checkpoint, identity_files
+from captionbert.export.folder import export_checkpoint, identity_files
 from captionbert.modeling_captionbert import CaptionBertModel
 from captionbert.parity.cases import LENGTHS, all_cases, choose
 from captionbert.parity.compare import compare_files, compare_hellos, difference, movement, padding_problems
@@ -38,10 +38,10 @@ def checkpoint(tmp_path: Path, tiny_config: CaptionBertConfig, tiny_tokenizer_di
 
 def record_again(folder: Path) -> None:
     """Make a changed export consistent with its own record, so that only computing can find the fault."""
-    record = json.loads((folder / RECORD).read_text())
+    record = json.loads((folder / EXPORT_RECORD).read_text())
     record["files"] = identity_files(folder)
     record["digest"] = digest_json(record["files"])
-    (folder / RECORD).write_text(json.dumps(record))
+    (folder / EXPORT_RECORD).write_text(json.dumps(record))
 
 
 def test_difference_is_zero_and_a_killed_run_continues(
