@@ -11,9 +11,10 @@ STUDY.yaml:
       batch 128: [schedule.batch_size=128, schedule.steps=800]
 
 Every run is the product's own `captionbert train` into W/NAME: killed, the same command goes on, and what is done is
-skipped. A variant is held against the base by its last STS-B dev Spearman (or whatever --dev-pairs holds) and held-out
-target cosine; a difference inside the spread of the seeds says nothing, and the table marks it so. The test files are
-never read here.
+skipped. A variant that fails does not stop the others; it is told at the end, and a rerun tries it again. With --only
+the other runs that are done stand in the table and the report as well. A variant is held against the base by its last
+STS-B dev Spearman (or whatever --dev-pairs holds) and held-out target cosine; a difference inside the spread of the
+seeds says nothing, and the table marks it so. The test files are never read here.
 """
 
 import argparse
@@ -27,9 +28,11 @@ from typing import Any
 import yaml
 
 from captionbert.artifacts.errors import InputError
-from captionbert.artifacts.files import read_json, write_json
-from captionbert.recipes import load_recipe
-from captionbert.train_accelerate import read_metrics
+from captionbert.artifacts.files import read_json, sha256_file, write_json
+from captionbert.recipes import binding, load_recipe
+from captionbert.train_accelerate import finished, read_metrics
+from captionbert.training.identity import read_identity
+from captionbert.training.precision import with_precision
 
 BASE = "base"
 GAUGES = ("dev_spearman", "target_cosine")
@@ -59,6 +62,8 @@ def read_study(file: Path) -> Study:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
         study = Study(values["recipe"], list(values.get("set") or []), dict(values["variants"]))
         settings = [study.settings, *study.variants.values()]
+        if not all(isinstance(name, str) for name in study.variants):
+            raise TypeError("the name of a variant is text: put it in quotes")
         if any(
             not isinstance(group, list) or not all(isinstance(s, str) for s in group) for group in settings
         ):
@@ -70,9 +75,10 @@ def read_study(file: Path) -> Study:
     if BASE in study.variants:
         raise InputError(f"{file}: a variant cannot be called {BASE!r}, which is the recipe without one")
     folders = [folder_name(name) for name in [BASE, *study.variants]]
-    if len(set(folders)) < len(folders):
+    if len(set(folders)) < len(folders) or not all(folders):
         raise InputError(
-            f"{file}: names of variants must differ in letters or digits, found {list(study.variants)}"
+            f"{file}: names of variants must hold letters or digits of ASCII and differ in them, found "
+            f"{list(study.variants)}"
         )
     for name in [BASE, *study.variants]:
         try:
@@ -84,31 +90,50 @@ def read_study(file: Path) -> Study:
 
 def folder_name(name: str) -> str:
     """A variant's folder below the work folder."""
-    return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-")
+    return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")
 
 
-def run_variant(study: Study, name: str, work: Path, dev_pairs: Path | None) -> dict[str, Any]:
-    """Train one variant, or go on with it, or read it when it is done: its settings and its curve.
+def check_begun(study: Study, name: str, work: Path, dev_pairs: Path | None) -> None:
+    """Refuse a run that was begun with other settings or other dev pairs: its figures are not this variant's.
 
     Raises:
-        InputError: it was begun with other settings, or its training ended in an error, which is shown above.
+        InputError: naming what differs.
     """
-    settings = study.settings_of(name) + ([f"gauges.dev_pairs={dev_pairs}"] if dev_pairs else [])
-    run, record = work / folder_name(name), work / f"{folder_name(name)}.json"
-    asked = {"recipe": study.recipe, "settings": settings}
-    if record.is_file() and (done := read_json(record)) != asked:
+    run = work / folder_name(name)
+    if not (run / "config" / "identity.json").is_file():
+        return
+    begun = read_identity(run)
+    recipe = with_precision(load_recipe(study.recipe, study.settings_of(name)), run)
+    now = {**binding(recipe), "dev pairs": sha256_file(dev_pairs) if dev_pairs else None}
+    then = {**begun["recipe"], "dev pairs": begun["data"]["dev_pairs_digest"]}
+    changed = [
+        f"{key} was {then.get(key)!r}, is {now.get(key)!r}"
+        for key in sorted({*now, *then})
+        if now.get(key) != then.get(key)
+    ]
+    if changed:
         raise InputError(
-            f"{run}: {name!r} was begun with recipe {done['recipe']} and {done['settings']}, now {asked['recipe']} and "
-            f"{settings}; choose another --work or delete the run and {record.name}"
+            f"{run}: {name!r} was begun otherwise: {'; '.join(changed)}; choose another --work or delete this run"
         )
-    write_json(record, asked)
-    if not (run / "checkpoints" / "final" / "manifest.json").is_file():
-        words = ["train", "--recipe", study.recipe, "--out", str(run), "--set", *settings]
-        if subprocess.run([sys.executable, "-m", "captionbert.cli", *words]).returncode:
-            raise InputError(
-                f"{run}: training {name!r} failed, see above; what is done is kept, a rerun goes on"
-            )
-    return {"settings": study.variants.get(name, []), "curve": read_metrics(run)["curve"]}
+
+
+def run_variant(study: Study, name: str, work: Path, dev_pairs: Path | None) -> bool:
+    """Train one variant, or go on with it; False where training ended in an error, which is shown above."""
+    run = work / folder_name(name)
+    if finished(run):
+        return True
+    pairs = [f"gauges.dev_pairs={dev_pairs}"] if dev_pairs else []
+    words = ["train", "--recipe", study.recipe, "--out", str(run), "--set", *study.settings_of(name), *pairs]
+    return subprocess.run([sys.executable, "-m", "captionbert.cli", *words]).returncode == 0
+
+
+def done(study: Study, work: Path) -> dict[str, dict[str, Any]]:
+    """Settings and curve of every run that is complete, in the order of the study."""
+    return {
+        name: {"settings": study.variants.get(name, []), "curve": read_metrics(run)["curve"]}
+        for name in [BASE, *study.variants]
+        if finished(run := work / folder_name(name))
+    }
 
 
 def compare(runs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -162,23 +187,34 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these variants, and base if named")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    failed: list[str] = []
+    runs: dict[str, dict[str, Any]] = {}
     try:
         study = read_study(options.study)
         names = options.only or [BASE, *study.variants]
         if unknown := set(names) - {BASE, *study.variants}:
             raise InputError(f"--only: {sorted(unknown)} are not among {[BASE, *study.variants]}")
-        options.work.mkdir(parents=True, exist_ok=True)
-        runs: dict[str, dict[str, Any]] = {}
+        if options.dev_pairs and not options.dev_pairs.is_file():
+            raise InputError(f"--dev-pairs {options.dev_pairs}: no such file")
+        if options.json and options.json.is_file():
+            read_json(options.json, kind=KIND)  # nothing but an earlier report is replaced
+        for name in [BASE, *study.variants]:
+            check_begun(study, name, options.work, options.dev_pairs)
         for name in names:
-            runs[name] = run_variant(study, name, options.work, options.dev_pairs)
-            if options.json:
+            if not run_variant(study, name, options.work, options.dev_pairs):
+                failed.append(name)
+            runs = done(study, options.work)
+            if options.json and runs:
                 parts = {"recipe": study.recipe, "set": study.settings, "runs": runs}
-                write_json(options.json, {"kind": KIND, **parts, "rows": compare(runs)})
+                write_json(options.json, {"kind": KIND, **parts, "rows": compare(runs), "failed": failed})
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(table(compare(runs)))
-    return 0
+    if runs:
+        print(table(compare(runs)))
+    for name in failed:
+        print(f"error: training {name!r} failed, see above; a rerun tries it again", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

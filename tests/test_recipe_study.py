@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,10 @@ def test_a_difference_inside_the_spread_of_the_seeds_is_marked() -> None:
     ("variants", "message"),
     [
         ({"base": []}, "cannot be called 'base'"),
-        ({"a b": [], "a-b": []}, "must differ in letters or digits"),
+        ({"a b": [], "a-b": []}, "must hold letters or digits of ASCII and differ in them"),
+        ({"..": []}, "must hold letters or digits"),
+        ({"größe": [], "ß": []}, "must hold letters or digits"),
+        ({128: ["schedule.batch_size=128"]}, "the name of a variant is text: put it in quotes"),
         ({"wide": ["loss.temperatur=1"]}, "variant 'wide': .*did you mean 'temperature'"),
         ({"wide": "seed=1"}, "each variant is a list"),
         (None, "expected recipe, set and variants"),
@@ -62,32 +64,45 @@ def test_a_study_is_checked_before_the_first_run(tmp_path: Path, variants: Any, 
 
 
 def test_runs_are_made_once_and_not_mixed(
-    tmp_path: Path, captions: list[str], tiny_tokenizer_dir: Path
+    tmp_path: Path, captions: list[str], tiny_tokenizer_dir: Path, monkeypatch, capfd
 ) -> None:
     consensus = setup.make_consensus(tmp_path / "consensus", captions)
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text(yaml.safe_dump(setup.tiny_recipe(consensus, tiny_tokenizer_dir)))
+    wild = ["schedule.learning_rate=1e30", "schedule.warmup=0"]
     study = write_study(
-        tmp_path, {"seed 4": ["seed=4"]}, recipe=str(recipe), set=["schedule.steps=6", "gauges.eval_every=6"]
+        tmp_path,
+        {"wild": wild, "seed 4": ["seed=4"]},
+        recipe=str(recipe),
+        set=["schedule.steps=6", "gauges.eval_every=6"],
     )
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        program = [sys.executable, "-m", "captionbert.benchmarks.recipe_study", str(study)]
+    def run(*words: str) -> tuple[int, str, str]:
         files = ["--work", str(tmp_path / "work"), "--json", str(tmp_path / "study.json")]
-        return subprocess.run([*program, *files, *words], capture_output=True, text=True)
+        monkeypatch.setattr(sys, "argv", ["recipe_study", str(study), *files, *words])
+        return recipe_study.main(), *capfd.readouterr()
 
-    first = run()
-    assert first.returncode == 0, first.stderr
+    status, table, errors = run()
+    assert status == 1
+    assert "error: training 'wild' failed, see above" in errors  # and the next variant was trained
     found = json.loads((tmp_path / "study.json").read_text())
     assert list(found["runs"]) == ["base", "seed 4"]
+    assert found["failed"] == ["wild"]
     assert found["runs"]["base"]["curve"] != found["runs"]["seed 4"]["curve"]
     assert found["rows"][0]["target_cosine_spread"] > 0
     weights = tmp_path / "work" / "base" / "checkpoints" / "final" / "model" / "model.safetensors"
     before = weights.stat().st_mtime_ns
-    again = run()
-    assert again.stdout.splitlines()[-2:] == first.stdout.splitlines()[-2:]
+    status, again, _ = run("--only", "base")
+    assert status == 0
+    assert again.splitlines()[-2:] == table.splitlines()[-2:]  # what is done stays in table and report
+    assert list(json.loads((tmp_path / "study.json").read_text())["runs"]) == ["base", "seed 4"]
     assert weights.stat().st_mtime_ns == before
-    study.write_text(study.read_text().replace("steps=6", "steps=7"))
-    assert run("--only", "base").returncode == 2
-    assert "choose another --work" in run("--only", "base").stderr
-    assert "are not among" in run("--only", "no").stderr
+    text = recipe.read_text()
+    recipe.write_text(text.replace("learning_rate: 0.003", "learning_rate: 0.001"))
+    status, _, errors = run("--only", "base")
+    assert status == 2
+    assert "schedule.learning_rate was 0.003, is 0.001; choose another --work" in errors
+    recipe.write_text(text)
+    (tmp_path / "study.json").write_text('{"kind": "mine"}')
+    assert "expected kind 'recipe-study'" in run("--only", "base")[2]
+    assert "are not among" in run("--only", "no")[2]
