@@ -263,7 +263,7 @@ class CaptionBertProjection(nn.Module):
         return layer(x.to(weight.dtype) if isinstance(weight, torch.Tensor) else x).float()
 
 
-def _check_loaded_positions(module: nn.Module, keys: Any) -> None:
+def _check_loaded_positions(module: Any, keys: Any) -> None:
     """After `load_state_dict` by hand: the same refusals as `from_pretrained`, with strict=False too."""
     missing = set(keys.missing_keys)
     # Whoever loads other parts of a model, without its attention, needs no identity.
@@ -280,7 +280,7 @@ def _check_loaded_positions(module: nn.Module, keys: Any) -> None:
             f"is {module.config.position_type!r}: they were trained with other positions; load them into a model with "
             "the config that belongs to them"
         )
-    module.check_position_identity()  # type: ignore[operator]
+    module.check_position_identity()
 
 
 class CaptionBertModel(PreTrainedModel):
