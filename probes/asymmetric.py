@@ -22,7 +22,8 @@ def check_frames(queries: Encoder, documents: Encoder) -> None:
     """Refuse two models whose vectors provably have different coordinates: their cosine means nothing.
 
     Raises:
-        InputError: another width, another recorded frame, or two teachers, each of which has its own coordinates.
+        InputError: another width, another recorded frame, two teachers, each of which has its own coordinates, or a
+            consensus and one of its teachers that is not the reference.
     """
     pair = f"{queries.name} and {documents.name}"
     if queries.width != documents.width:
@@ -40,6 +41,14 @@ def check_frames(queries: Encoder, documents: Encoder) -> None:
         raise InputError(
             f"{pair}: two teachers have each their own coordinates; give a student of one of them"
         )
+    for consensus, teacher in ((one, documents.name), (other, queries.name)):
+        if consensus["is"] == "consensus" and teacher in set(consensus["teachers"]) - {
+            consensus["reference"]
+        }:
+            raise InputError(
+                f"{pair}: the consensus has the coordinates of its reference {consensus['reference']}, {teacher} its "
+                "own; give the reference, or a student"
+            )
 
 
 def check_dims(dims: Sequence[int], width: int) -> list[int]:

@@ -28,6 +28,7 @@ from captionbert.probes.compared import described, file_labels, table, vectors_o
 FIELDS = ("caption", "same_image", "negative")
 TIE = 1e-7  # cosines of fp32 vectors nearer than this are equal
 CONTROL = "bag of words"
+OVERALL = "overall"
 CHANCE = 0.5
 DRAWS = 2000
 _WORD = re.compile(r"[^\W_]+")
@@ -65,7 +66,8 @@ def read_binding(path: str | Path) -> BindingFile:
     """Read a file, gz or not.
 
     Raises:
-        InputError: no such file, no row; a field is missing or is no text, named with its line.
+        InputError: no such file, no row; a field is missing or is no text, a row whose negative or same_image repeats
+            the caption, a type called "overall": named with its line.
     """
     path = Path(path)
     if not path.is_file():
@@ -93,6 +95,18 @@ def _check_row(row: Any, number: int, where: str, type_of_file: str) -> BindingR
     for field, value in named + [("same_image", text) for text in texts]:
         if not isinstance(value, str) or not value.strip() or not is_text(value):
             raise InputError(f"{where}: field {field!r} must be text, found {repr(value)[:40]}")
+    if kind == OVERALL:
+        raise InputError(
+            f"{where}: {OVERALL!r} is the name of all types together; give the type another name"
+        )
+    if row["negative"] == row["caption"]:
+        raise InputError(
+            f"{where}: field 'negative' is the caption itself, which no model can tell apart; leave the row out"
+        )
+    if row["caption"] in texts:
+        raise InputError(
+            f"{where}: field 'same_image' holds the caption itself, which every model finds; leave that text out"
+        )
     return BindingRow(number, kind, row["caption"], tuple(texts), row["negative"])
 
 
@@ -134,7 +148,12 @@ def probe_binding(
 
     Args:
         seed: of the bootstrap.
+
+    Raises:
+        InputError: a model is called as the control is.
     """
+    if CONTROL in [encoder.name for encoder in encoders]:
+        raise InputError(f"{CONTROL!r} is the name of the control; rename the folder of this model")
     rows = [row for file in files for row in file.rows]
     labels = file_labels([f.path for f in files])
     types = list(dict.fromkeys(row.type for row in rows))
@@ -143,7 +162,7 @@ def probe_binding(
     members = {kind: np.array([row.type == kind for row in rows]) for kind in types}
     scores = {
         name: {kind: _score(values[inside], seed) for kind, inside in members.items()}
-        | {"overall": _score(values, seed)}
+        | {OVERALL: _score(values, seed)}
         for name, values in shares.items()
     }
     report = {

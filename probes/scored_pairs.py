@@ -72,5 +72,7 @@ def pair_spearman(vectors: np.ndarray, scores: np.ndarray | list[float]) -> floa
     from scipy.stats import spearmanr
 
     cosine = (vectors[: len(scores)] * vectors[len(scores) :]).sum(axis=1)
+    if np.ptp(cosine) == 0 or np.ptp(scores) == 0:
+        return 0.0  # a constant side has no order
     value = float(spearmanr(cosine, scores).statistic)
-    return value if np.isfinite(value) else 0.0  # a constant side has no order
+    return value if np.isfinite(value) else 0.0

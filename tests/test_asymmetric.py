@@ -98,3 +98,13 @@ def test_vectors_of_two_frames_are_not_compared() -> None:
             random_model("s", frame_id=frames[0]), random_model("l", frame_id=frames[1], kind="teacher")
         )
     check_frames(random_model("t", kind="teacher"), random_model("t", kind="teacher"))
+
+
+def test_a_teacher_that_is_not_the_reference_is_of_another_frame() -> None:
+    consensus = random_model("consensus:c", kind="consensus")
+    consensus.facts |= {"reference": "mpnet", "teachers": {"mpnet": "fp32", "minilm": "fp32"}}
+    for pair in ((consensus, random_model("minilm", kind="teacher")), (random_model("minilm"), consensus)):
+        with pytest.raises(InputError, match="the coordinates of its reference mpnet, minilm its own"):
+            check_frames(*pair)
+    check_frames(random_model("mpnet", kind="teacher"), consensus)
+    check_frames(consensus, random_model("student"))

@@ -69,6 +69,21 @@ def test_a_tie_is_a_miss(tmp_path: Path) -> None:
     assert report["constant"]["overall"]["accuracy"] == report["noisy"]["overall"]["accuracy"] == 0.0
 
 
+def test_rows_that_say_nothing_are_refused(tmp_path: Path) -> None:
+    for change, message in (
+        ({"negative": "a1"}, r"line 2: field 'negative' is the caption itself"),
+        ({"same_image": ["a2", "a1"]}, r"line 2: field 'same_image' holds the caption itself"),
+        ({"type": "overall"}, r"line 2: 'overall' is the name of all types together"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read_binding(write(tmp_path / "t.jsonl", [ROWS[0], ROWS[1] | change]))
+    with pytest.raises(InputError, match=r"line 1: 'overall' is the name"):
+        read_binding(write(tmp_path / "overall.jsonl", ROWS))
+    file = read_binding(write(tmp_path / "t.jsonl", ROWS))
+    with pytest.raises(InputError, match="'bag of words' is the name of the control"):
+        probe_binding([HandMade(CONTROL, first_letter)], [file])
+
+
 def test_the_control_counts_words_and_nothing_else() -> None:
     def right(caption: str, negative: str, *others: str) -> float:
         return float(right_by_words([BindingRow(1, "t", caption, others, negative)])[0])
