@@ -247,6 +247,14 @@ def open_consensus_encoder(folder: str | Path, dtype: str | None = None) -> Cons
             f"{folder}: the frame needs teacher {missing[0]}, consensus.json lacks it; run fit again"
         )
     fitted = {name: fingerprint for name, fingerprint, *_ in frame.info["inputs"]["teachers"]}
-    teachers = {name: load_teacher(with_dtype(spec, dtype)) for name, spec in recorded.items()}
+    teachers = {}
+    for name, spec in recorded.items():
+        try:
+            teachers[name] = load_teacher(with_dtype(spec, dtype))
+        except InputError as error:
+            raise InputError(
+                f"{folder}: the consensus is computed by its teachers, and one cannot be loaded: {error}; it must lie "
+                "where it lay when the captions were embedded"
+            ) from None
     dtypes = {name: spec.dtype for name, spec in recorded.items()}
     return ConsensusEncoder(f"{CONSENSUS}{folder.resolve().name}", frame, teachers, fitted, dtypes)

@@ -123,6 +123,12 @@ def test_a_consensus_folder_opens_with_its_recorded_teachers(
     with pytest.raises(InputError, match="its files, pooling or length have changed"):
         open_consensus_encoder(tmp_path / "d")
     (bert_folder / "special.txt").unlink()
+    gone = bert_folder.rename(bert_folder.with_name("elsewhere"))
+    with pytest.raises(
+        InputError, match=r"/d: the consensus is computed by its teachers, and one cannot be loaded"
+    ):
+        open_consensus_encoder(tmp_path / "d")
+    gone.rename(bert_folder)
     with pytest.raises(InputError, match="no consensus there"):
         open_consensus_encoder(tmp_path)
 
